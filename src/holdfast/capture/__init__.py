@@ -1,0 +1,1 @@
+"""Training state: what is tracked, taken and given back."""

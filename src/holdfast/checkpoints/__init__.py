@@ -1,0 +1,1 @@
+"""One checkpoint in one store, all or nothing."""

@@ -1,0 +1,1 @@
+"""The command line: the same code as the library."""

@@ -1,0 +1,1 @@
+"""Where we are in the data: every sample once per epoch."""

@@ -1,0 +1,1 @@
+"""Run: sequences the rest, decides nothing itself."""

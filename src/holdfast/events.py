@@ -1,0 +1,130 @@
+"""Typed records of what happened. Written once; policy, report and simulator all read these same lines.
+
+An event is a fact for people and estimates, never a source of truth about checkpoints: the manifests are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events. `time` is wall-clock seconds, for display only."""
+
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+    time: float
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Event.kinds[cls.__name__] = cls
+
+    def to_line(self) -> str:
+        return json.dumps({"event": type(self).__name__, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_line(line: str) -> Event | None:
+        """The event, or None for a torn line or a kind this version does not know."""
+        try:
+            raw = json.loads(line)
+            kind = Event.kinds[raw.pop("event")]
+            known = {f.name for f in fields(kind)}
+            return kind(**{k: v for k, v in raw.items() if k in known})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    step: int
+    host: str
+    pid: int
+    writer_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(Event):
+    """A heartbeat, at most every few seconds: what the estimates and the live view read."""
+
+    step: int
+    epoch: int
+    step_seconds: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveDecided(Event):
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotTaken(Event):
+    """The state is in host memory. `stall_seconds` is what the training thread lost."""
+
+    step: int
+    mode: str
+    stall_seconds: float
+    copy_seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotTorn(Event):
+    step: int
+    tensor: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveCommitted(Event):
+    step: int
+    name: str
+    persist_seconds: float
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFailed(Event):
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRejected(Event):
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored(Event):
+    step: int
+    name: str
+    seconds: float
+    bytes: int
+    steps_lost: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned(Event):
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """`how` is "finished", "stopped" (signal or deadline: planned) or "error"."""
+
+    step: int
+    how: str

@@ -1,0 +1,1 @@
+"""When to save: pure arithmetic. No clock, no I/O, no torch."""

@@ -1,0 +1,57 @@
+"""What a policy may look at, and what it answers. The engine builds the one and obeys the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The world at one step boundary. `now` and `deadline` are monotonic seconds."""
+
+    now: float
+    step: int
+    epoch: int
+    epoch_ended: bool = False
+    save_in_flight: bool = False
+    deadline: float | None = None
+    # Called only when a policy wants the number: reading a loss from an accelerator synchronises it.
+    loss: Callable[[], float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    save: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCost:
+    """What one committed save cost, as measured. Seconds and bytes."""
+
+    step: int
+    stall_seconds: float
+    persist_seconds: float
+    bytes: int
+
+
+class Policy(Protocol):
+    """Answers "save now?" at every step boundary, in a few microseconds."""
+
+    def decide(self, seen: Observation) -> Decision: ...
+
+    def save_started(self, now: float, step: int) -> None:
+        """A snapshot of `step` has been taken; the debt restarts from here."""
+        ...
+
+    def save_committed(self, now: float, cost: SaveCost) -> None: ...
+
+    def save_failed(self, now: float, step: int) -> None:
+        """The save of `step` did not become durable; put the debt back."""
+        ...
+
+    def explain(self) -> str:
+        """One line: the numbers that went in, the interval that came out, the bound in force."""
+        ...

@@ -1,0 +1,1 @@
+"""Out of the way: fill the image while training goes on."""

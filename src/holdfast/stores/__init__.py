@@ -1,0 +1,1 @@
+"""Where checkpoints live: bytes at names."""

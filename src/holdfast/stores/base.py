@@ -1,0 +1,97 @@
+"""What holdfast asks of a place that keeps checkpoints, and what such a place declares about itself.
+
+A store knows named places with named files and one commit record each. It does not know what is inside.
+Everything in it is written once: no verb overwrites, none reuses a name, only `retire` removes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.format.manifest import FileRecord
+
+PAGE = 4096
+
+
+class ImageSource(Protocol):
+    """The bytes of one file to write, in memory or produced on demand."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether `view` may be called from several threads, in any order. If not: once each, ascending."""
+        ...
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop), page-aligned in memory. `stop` may reach `size` rounded up to a page; what
+        lies behind `size` is padding and never becomes part of the file."""
+        ...
+
+
+class StoredFile(Protocol):
+    """An open committed file. Stays readable while a pruner removes its name."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset`, whole or raise."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StoreProperties:
+    """Tier logic reads these, never class names."""
+
+    survives_process: bool
+    survives_node: bool
+    survives_job: bool
+    exclusive_create: bool
+
+
+class Store(Protocol):
+    @property
+    def properties(self) -> StoreProperties: ...
+
+    @property
+    def where(self) -> str:
+        """What to call this store in a message, such as its path."""
+        ...
+
+    def begin(self, name: str, need_bytes: int) -> None:
+        """Make the place of a new checkpoint. Raises StoreFull before anything is written."""
+        ...
+
+    def write(self, name: str, source: ImageSource) -> FileRecord:
+        """Write one file durably, digesting it on the way."""
+        ...
+
+    def publish(self, name: str, manifest: bytes) -> None:
+        """The commit point: durable when this returns, invisible if it never does."""
+        ...
+
+    def abandon(self, name: str) -> None:
+        """Remove a place that was begun and never published. Best effort."""
+        ...
+
+    def names(self) -> list[str]:
+        """Every place that claims to be committed, in no order."""
+        ...
+
+    def manifest(self, name: str) -> bytes:
+        """The commit record, its own digest checked; CorruptCheckpoint or StoreNotFound otherwise."""
+        ...
+
+    def open(self, name: str, file: str) -> StoredFile: ...
+
+    def retire(self, name: str) -> None:
+        """Uncommit, durably, then delete."""
+        ...

@@ -1,0 +1,1 @@
+"""Public test doubles. Nothing in holdfast imports them."""
