@@ -66,6 +66,11 @@ class Store(Protocol):
         """What to call this store in a message, such as its path."""
         ...
 
+    @property
+    def uuid(self) -> str:
+        """Which store this is, as its manifests carry it. Copies of one run share it."""
+        ...
+
     def begin(self, name: str, need_bytes: int) -> None:
         """Make the place of a new checkpoint. Raises StoreFull before anything is written."""
         ...

@@ -1,0 +1,147 @@
+"""Read a checkpoint back, checking every byte while it passes. Nothing is handed out before all is checked.
+
+Falls back to the next older checkpoint only through `newest_valid`, and never without saying so.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from holdfast.checkpoints.find import Found, committed
+from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, RestoreError, StoreError
+from holdfast.format.checksum import chunk_span, digest
+from holdfast.format.image import header_length, parse_image
+from holdfast.format.manifest import FileRecord, Manifest
+from holdfast.stores.base import PAGE, Store, StoredFile
+from holdfast.stores.side_by_side import side_by_side
+
+Allocate = Callable[[int], memoryview]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint whose every byte was verified."""
+
+    found: Found
+    files: Mapping[str, memoryview]
+
+    @property
+    def manifest(self) -> Manifest:
+        assert self.found.manifest is not None
+        return self.found.manifest
+
+
+def allocate_pages(size: int) -> memoryview:
+    """Fresh page-aligned memory, from the system and back to it."""
+    return memoryview(mmap.mmap(-1, max(-(-size // PAGE) * PAGE, PAGE)))[:size]
+
+
+def read_files(
+    store: Store,
+    found: Found,
+    wanted: Collection[str] | None = None,
+    allocate: Allocate = allocate_pages,
+    *,
+    threads: int = 2,
+) -> dict[str, memoryview]:
+    """The wanted files (all, if None), verified. CorruptCheckpoint names file, chunk and tensors."""
+    manifest = require_manifest(found)
+    records = [r for r in manifest.files if wanted is None or r.name in wanted]
+    missing = set(wanted or ()) - {record.name for record in records}
+    if missing:
+        raise RestoreError(f"checkpoint {found.name} has no file {', '.join(sorted(missing))}")
+    with ExitStack() as opened:
+        # All of them before the first byte: a pruner may take the names away, but not what is open.
+        files = [open_checked(store, found, record) for record in records]
+        for file in files:
+            opened.callback(file.close)
+        result = {}
+        for record, file in zip(records, files, strict=True):
+            buffer = allocate(record.size)
+            _read_verified(store, found, record, file, buffer, threads)
+            result[record.name] = buffer
+    return result
+
+
+def newest_valid(
+    store: Store,
+    allocate: Allocate = allocate_pages,
+    *,
+    wanted: Collection[str] | None = None,
+    reject: Callable[[Found, str], None] | None = None,
+) -> Loaded | None:
+    """The newest checkpoint that is whole, read and verified; None if the store holds none at all.
+
+    `reject(found, why)` hears of every one passed over. NoValidCheckpoint if all were.
+    """
+    reasons = []
+    for found in committed(store):
+        try:
+            return Loaded(found, read_files(store, found, wanted, allocate))
+        except (CorruptCheckpoint, StoreError) as error:
+            reasons.append(f"{found.name}: {error.message}")
+            if reject is not None:
+                reject(found, error.message)
+    if not reasons:
+        return None
+    raise NoValidCheckpoint(
+        f"{store.where} holds {len(reasons)} checkpoints and none is whole:\n  " + "\n  ".join(reasons),
+        hint="restore them from another copy, or start afresh with another path",
+    )
+
+
+def require_manifest(found: Found) -> Manifest:
+    if found.manifest is None:
+        raise CorruptCheckpoint(f"checkpoint {found.name} is unreadable: {found.problem}")
+    return found.manifest
+
+
+def open_checked(store: Store, found: Found, record: FileRecord) -> StoredFile:
+    """The open file, its size already what the manifest says: so what we allocate for it is bounded."""
+    file = store.open(str(found.name), record.name)
+    if file.size != record.size:
+        file.close()
+        raise CorruptCheckpoint(
+            f"{record.name} of {found.name} in {store.where} has {file.size} bytes, not {record.size}"
+        )
+    return file
+
+
+def _read_verified(
+    store: Store, found: Found, record: FileRecord, file: StoredFile, buffer: memoryview, threads: int
+) -> None:
+    bad: list[int] = []
+
+    def read_chunk(index: int) -> None:
+        start, stop = chunk_span(index, record.size, record.chunk_bytes)
+        file.read_into(start, buffer[start:stop])
+        if digest(buffer[start:stop]) != record.digests[index]:
+            bad.append(index)
+
+    side_by_side(read_chunk, len(record.digests), threads=threads)
+    if bad:
+        raise damaged(store, found, record, min(bad), buffer)
+
+
+def damaged(
+    store: Store, found: Found, record: FileRecord, chunk: int, image: memoryview
+) -> CorruptCheckpoint:
+    start, stop = chunk_span(chunk, record.size, record.chunk_bytes)
+    return CorruptCheckpoint(
+        f"{record.name} of {found.name} in {store.where} is damaged: chunk {chunk} (bytes {start} to {stop})"
+        f" does not match its digest{tensors_in(image, start, stop)}"
+    )
+
+
+def tensors_in(image: memoryview, start: int, stop: int) -> str:
+    """Which tensors lie there, for the message; empty where the header does not tell."""
+    try:
+        layout = parse_image(bytes(image[: header_length(bytes(image[:8]), len(image))]), len(image))
+    except CorruptCheckpoint:
+        return ""
+    names = [name for name, (begin, end) in layout.spans.items() if begin < stop and end > start]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"; it holds {', '.join(repr(name[:80]) for name in names[:3])}{more}" if names else ""

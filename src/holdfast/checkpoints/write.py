@@ -1,0 +1,87 @@
+"""One checkpoint into one store, all or nothing: data, then the manifest that vouches for it.
+
+Returns only when the checkpoint is durable. A save that failed raises; it is never reported as done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from holdfast.errors import InternalError, StoreError
+from holdfast.format.manifest import Manifest, Parent
+from holdfast.format.names import CheckpointName
+from holdfast.format.sealed import seal_of
+from holdfast.stores.base import ImageSource, Store
+
+# What manifests and directory entries take beside the images, for the free-space check.
+_OVERHEAD_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointDraft:
+    """Everything a manifest will say, but for the files. `roles` maps file names to what they hold."""
+
+    writer_epoch: int
+    step: int
+    created: str
+    reason: str
+    parent: Parent | None = None
+    # Never from a seeded generator: that would touch training's random streams and repeat after a resume.
+    nonce: str = field(default_factory=lambda: os.urandom(4).hex())
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    contains: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+    keep: str | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> CheckpointName:
+        return CheckpointName(self.writer_epoch, self.step, self.nonce)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A durable checkpoint. `sha256` is the seal of its manifest: what a successor calls its parent."""
+
+    name: CheckpointName
+    manifest: Manifest
+    sha256: str
+
+    @property
+    def as_parent(self) -> Parent:
+        return Parent(str(self.name), self.sha256)
+
+
+def write_checkpoint(store: Store, draft: CheckpointDraft, sources: Sequence[ImageSource]) -> Committed:
+    """Write and commit; on any failure remove what was begun and raise what went wrong."""
+    if len({source.name for source in sources}) != len(sources):
+        raise InternalError(f"two files of one name in the checkpoint of step {draft.step}")
+    # First, and without files: a value that cannot be stored should not cost a gigabyte of writing.
+    _manifest(store, draft).to_bytes()
+    name = str(draft.name)
+    store.begin(name, sum(source.size for source in sources) + _OVERHEAD_BYTES)
+    try:
+        records = [store.write(name, source) for source in sources]
+        named = [replace(record, role=draft.roles.get(record.name, "")) for record in records]
+        manifest = replace(_manifest(store, draft), files=tuple(named))
+        data = manifest.to_bytes()
+        store.publish(name, data)
+    except BaseException:
+        # Best effort: what cannot be removed now is swept later. Whatever is half there is not committed.
+        with contextlib.suppress(StoreError, InternalError):
+            store.abandon(name)
+        raise
+    return Committed(draft.name, manifest, seal_of(data))
+
+
+def _manifest(store: Store, draft: CheckpointDraft) -> Manifest:
+    said = {f.name: getattr(draft, f.name) for f in fields(draft) if f.name != "roles"}
+    return Manifest(store=store.uuid, files=(), **said)

@@ -1,0 +1,87 @@
+"""The fencing epoch: each writing process claims a higher number than all before it, and says who it is.
+
+Two processes can never hold the same number (exclusive create), and whoever sees a higher one than its
+own must stop. The lock file is only courtesy on top: locks get lost on network file systems, epochs do not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holdfast.errors import CorruptCheckpoint, Fenced, RunInUse
+from holdfast.format.names import MAX_WRITER_EPOCH
+from holdfast.format.sealed import seal, unseal
+from holdfast.stores.durable_write import write_small
+from holdfast.stores.io import StoreIO
+from holdfast.stores.owner import Owner, is_alive
+from holdfast.stores.small_read import read_small
+
+MAX_CLAIM_BYTES = 64 << 10
+_CLAIM = re.compile(r"([0-9]{8})\.json", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`owner` is None where the record is torn: its writer died while claiming."""
+
+    epoch: int
+    owner: Owner | None
+
+
+def claimed_epochs(io: StoreIO, writers: int) -> list[int]:
+    matches = (_CLAIM.fullmatch(name) for name in io.list_names(writers))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def read_claim(io: StoreIO, writers: int, epoch: int) -> Claim:
+    try:
+        record = unseal(read_small(io, writers, _file_name(epoch), MAX_CLAIM_BYTES))
+    except (CorruptCheckpoint, FileNotFoundError):
+        return Claim(epoch, None)
+    return Claim(epoch, Owner.from_json(record.get("owner")))
+
+
+def take_claim(io: StoreIO, writers: int, me: Owner, *, at_least: int) -> Claim:
+    """Claim the next epoch, durably. Losing a race costs one more number, nothing else."""
+    while True:
+        epoch = max([at_least, *(taken + 1 for taken in claimed_epochs(io, writers)[-1:])])
+        if epoch > MAX_WRITER_EPOCH:
+            raise CorruptCheckpoint(f"writer epoch {epoch} is beyond what names can hold")
+        try:
+            write_small(io, writers, _file_name(epoch), seal({"format": 1, "owner": me.to_json()}))
+        except FileExistsError:
+            at_least = epoch + 1
+            continue
+        io.fsync_directory(writers)
+        return Claim(epoch, me)
+
+
+def require_unfenced(io: StoreIO, writers: int, mine: int, where: str) -> None:
+    newest = max(claimed_epochs(io, writers), default=0)
+    if newest > mine:
+        owner = read_claim(io, writers, newest).owner
+        raise Fenced(
+            f"cannot write to {where}: {owner or 'another process'} has taken over with writer epoch {newest}"
+            f" (this process holds {mine})",
+            hint="let this process end; its earlier checkpoints are safe",
+        )
+
+
+def refuse_living_owner(io: StoreIO, writers: int, me: Owner, where: str) -> None:
+    """For file systems without locks: refuse if the last claimant provably runs."""
+    epochs = claimed_epochs(io, writers)
+    owner = read_claim(io, writers, epochs[-1]).owner if epochs else None
+    if owner is not None and is_alive(owner, me):
+        raise run_in_use(where, owner)
+
+
+def run_in_use(where: str, owner: Owner | None) -> RunInUse:
+    return RunInUse(
+        f"{where} is being written by {owner or 'another process'}",
+        hint="wait for it to end, stop it, or use another path",
+    )
+
+
+def _file_name(epoch: int) -> str:
+    return f"{epoch:08d}.json"
