@@ -1,0 +1,1 @@
+"""holdfast: automatic checkpointing for deep-learning training."""

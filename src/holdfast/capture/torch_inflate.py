@@ -1,0 +1,52 @@
+"""From verified image bytes back to states. Tensors are views of the image wherever that is safe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from holdfast.capture.torch_leaves import TORCH_LEAVES, leaf_from_bytes
+from holdfast.capture.torch_plan import METADATA_KEY
+from holdfast.errors import CorruptCheckpoint
+from holdfast.format.image import ALIGNMENT, ImageLayout, header_length, parse_image
+from holdfast.format.tree import inflate
+
+
+def image_layout(image: memoryview) -> ImageLayout:
+    length = header_length(bytes(image[:8]), len(image))
+    return parse_image(bytes(image[:length]), len(image))
+
+
+def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The states of every tracked object in this image, by its key."""
+    layout = image_layout(image)
+    try:
+        skeletons = json.loads(layout.metadata[METADATA_KEY])
+    except (KeyError, ValueError) as error:
+        raise CorruptCheckpoint(f"the image has no readable skeleton: {error!r}") from error
+    memory = torch.frombuffer(image, dtype=torch.uint8)
+    leaves: dict[str, Any] = {}
+
+    def tensor(entry: dict[str, Any]) -> Any:
+        name = entry["name"]
+        # One object per name: what was tied when it was saved is tied again.
+        if name not in leaves:
+            start, stop = layout.spans[name]
+            raw = memory[start:stop]
+            # A live tensor must be aligned as torch's own allocator aligns it: kernels may choose another
+            # path otherwise, and "bit for bit" would depend on where a tensor lay in a file.
+            if raw.data_ptr() % ALIGNMENT and raw.numel():
+                raw = raw.clone()
+            spec = layout.tensors[name]
+            leaves[name] = leaf_from_bytes(entry, spec.dtype, spec.shape, raw)
+        return leaves[name]
+
+    try:
+        return {
+            key: inflate(node, values[key], tensor, TORCH_LEAVES) for key, node in skeletons.items()
+        }
+    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise CorruptCheckpoint(f"the image does not match its skeleton: {error!r}") from error

@@ -1,0 +1,142 @@
+"""Which torch and NumPy values are leaves of a state, and how their bytes appear in an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.errors import CorruptCheckpoint, SetupError
+from holdfast.format.tree import SCALAR, TENSOR, Leaves
+
+# torch type -> safetensors code. A type that is missing here is stored as raw bytes with its name beside.
+CODES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
+    torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.float16: "F16",
+    torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+if hasattr(torch, "float8_e8m0fnu"):
+    CODES[torch.float8_e8m0fnu] = "F8_E8M0"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_from_name(name: Any) -> torch.dtype:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise CorruptCheckpoint(f"unknown torch type {str(name)[:40]!r}", hint="was it saved by a newer torch?")
+    return found
+
+
+def _device_from_text(text: Any) -> torch.device:
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _recognise(kind: type) -> int | None:
+    if issubclass(kind, torch.Tensor) or kind is np.ndarray:
+        return TENSOR
+    return SCALAR if issubclass(kind, torch.device) else None
+
+
+TORCH_LEAVES = Leaves(
+    tensors={torch.Tensor, torch.nn.Parameter, np.ndarray},
+    scalars={
+        torch.Size: lambda v: ["torch.Size", list(v)],
+        torch.dtype: lambda v: ["torch.dtype", dtype_name(v)],
+        torch.device: lambda v: ["torch.device", str(v)],
+    },
+    decoders={
+        "torch.Size": torch.Size,
+        "torch.dtype": dtype_from_name,
+        "torch.device": _device_from_text,
+    },
+    recognise=_recognise,
+)
+
+
+def as_tensor(leaf: torch.Tensor | np.ndarray[Any, Any], where: str) -> torch.Tensor:
+    """The leaf as a plain strided tensor that shares its memory, or a SetupError that names it."""
+    if isinstance(leaf, np.ndarray):
+        return _array_as_tensor(leaf, where)
+    problem = _why_not_storable(leaf)
+    if problem:
+        raise SetupError(f"cannot save {where}: {problem}")
+    return leaf
+
+
+def _why_not_storable(tensor: torch.Tensor) -> str | None:
+    if tensor.layout is not torch.strided:
+        return f"a {str(tensor.layout).removeprefix('torch.')} tensor; convert it with .to_dense()"
+    if tensor.is_quantized:
+        return "a quantized tensor; save its int_repr(), scale and zero point"
+    if tensor.is_meta:
+        return "a tensor on the meta device, which holds no values"
+    if torch.nn.parameter.is_lazy(tensor):
+        return "a lazy parameter that has no values yet; run one forward pass first"
+    if hasattr(tensor, "__tensor_flatten__"):
+        return f"a {type(tensor).__name__}, a tensor subclass made of several tensors"
+    return None
+
+
+def _array_as_tensor(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
+    if array.dtype.hasobject:
+        raise SetupError(f"cannot save {where}: a NumPy array of Python objects")
+    # Raw bytes: every NumPy type, byte order and record layout survives, also those torch does not know.
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if not flat.flags.writeable:
+        flat = flat.copy()
+    return torch.from_numpy(flat)
+
+
+def describe_leaf(leaf: torch.Tensor | np.ndarray[Any, Any], name: str) -> dict[str, Any]:
+    """The skeleton's entry for a tensor: what the image's header alone cannot say."""
+    entry: dict[str, Any] = {"name": name}
+    if isinstance(leaf, np.ndarray):
+        entry["numpy"] = [leaf.dtype.descr if leaf.dtype.names else leaf.dtype.str, list(leaf.shape)]
+        return entry
+    if leaf.dtype not in CODES:
+        entry["dtype"] = dtype_name(leaf.dtype)
+        entry["shape"] = list(leaf.shape)
+    if not leaf.is_contiguous():
+        entry["stride"] = _dense_stride(leaf)
+    return entry
+
+
+def _dense_stride(tensor: torch.Tensor) -> list[int]:
+    """Its strides where they describe a dense, non-overlapping layout (channels_last, transposed); for a
+    view with gaps or repeats, the layout that `clone` would give."""
+    return list(torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride())
+
+
+def leaf_from_bytes(entry: dict[str, Any], code: str, shape: Sequence[int], raw: torch.Tensor) -> Any:
+    """The leaf again, as a view of `raw` (uint8) where its layout allows it."""
+    if "numpy" in entry:
+        descr, array_shape = entry["numpy"]
+        dtype = np.dtype([tuple(f) for f in descr] if isinstance(descr, list) else descr)
+        if dtype.hasobject:
+            raise CorruptCheckpoint("a stored NumPy array claims to hold Python objects")
+        return raw.numpy().view(dtype).reshape(array_shape).copy()
+    dtype_ = dtype_from_name(entry["dtype"]) if "dtype" in entry else _BY_CODE[code]
+    tensor = raw.view(dtype_).reshape(tuple(entry.get("shape", shape)))
+    if "stride" in entry:
+        strided = torch.empty_strided(tensor.shape, _checked_stride(tensor, entry["stride"]), dtype=dtype_)
+        return strided.copy_(tensor)
+    return tensor
+
+
+def _checked_stride(tensor: torch.Tensor, stride: list[int]) -> list[int]:
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride, strict=True) if size)
+    if any(step < 0 for step in stride) or span > max(tensor.numel(), 1):
+        raise CorruptCheckpoint(f"stored strides {stride} do not fit a tensor of shape {list(tensor.shape)}")
+    return stride
+
+
+_BY_CODE = {code: dtype for dtype, code in CODES.items()}

@@ -1,0 +1,91 @@
+"""A module's state under names that do not depend on how it was wrapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.errors import IncompatibleState
+
+# Names that wrappers put in the middle of a key: torch.compile, activation checkpointing, FSDP.
+_WRAPPER_PARTS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's own module behind DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            module = module.module
+        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+            module = inner
+        else:
+            return module
+
+
+def canonical(key: str) -> str:
+    for part in _WRAPPER_PARTS:
+        key = key.replace(part, "")
+    return key
+
+
+class TrackedModule:
+    """Model, EMA copy, anything that is an nn.Module."""
+
+    role = "weights"
+
+    def __init__(self, key: str, module: nn.Module, *, save_frozen: bool = True) -> None:
+        self.key = key
+        self.module = unwrap(module)
+        self.save_frozen = save_frozen
+
+    def take(self) -> dict[str, Any]:
+        # keep_vars gives the parameters themselves, so their version counters can be watched.
+        state = self.module.state_dict(keep_vars=True)
+        skipped = self._frozen_names()
+        return {canonical(k): v for k, v in state.items() if canonical(k) not in skipped}
+
+    def parameter_names(self) -> dict[int, str]:
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {id(p): f"{self.key}.{canonical(name)}" for name, p in named}
+
+    def _frozen_names(self) -> set[str]:
+        if self.save_frozen:
+            return set()
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {canonical(name) for name, p in named if not p.requires_grad}
+
+    def check(self, state: Any) -> None:
+        """Raise IncompatibleState, naming the keys, before anything is touched."""
+        live = self.take()
+        skipped = self._frozen_names()
+        stored = {k: v for k, v in state.items() if k not in skipped}
+        problems = [f"missing {k!r}" for k in live if k not in stored]
+        problems += [f"unexpected {k!r}" for k in stored if k not in live]
+        for name, value in stored.items():
+            mine = live.get(name)
+            if not isinstance(value, torch.Tensor) or not isinstance(mine, torch.Tensor):
+                continue
+            if mine.shape != value.shape:
+                problems.append(f"{name!r} is {list(value.shape)} in the checkpoint and {list(mine.shape)} here")
+            elif mine.dtype != value.dtype:
+                problems.append(f"{name!r} is {value.dtype} in the checkpoint and {mine.dtype} here")
+        if problems:
+            raise IncompatibleState(
+                f"checkpoint does not fit {self.key!r}: {_some(problems)}",
+                hint="build the same model as when it was saved, or start in a new folder",
+            )
+
+    def apply(self, state: Any) -> None:
+        live_names = {canonical(k): k for k in self.module.state_dict(keep_vars=True)}
+        missing = self._frozen_names()
+        found = {live_names[name]: value for name, value in state.items() if name in live_names}
+        result = self.module.load_state_dict(found, strict=False)
+        unloaded = {canonical(k) for k in result.missing_keys} - missing
+        if unloaded or result.unexpected_keys:
+            raise IncompatibleState(f"{self.key!r} refused {_some([*sorted(unloaded), *result.unexpected_keys])}")
+
+
+def _some(items: list[str], limit: int = 5) -> str:
+    return "; ".join(items[:limit]) + (f"; and {len(items) - limit} more" if len(items) > limit else "")

@@ -1,0 +1,73 @@
+"""An optimizer's state, exactly: no hidden step to create it, no silent cast when it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from holdfast.errors import IncompatibleState
+
+
+class TrackedOptimizer:
+    role = "state"
+
+    def __init__(self, key: str, optimizer: torch.optim.Optimizer) -> None:
+        self.key = key
+        self.optimizer = optimizer
+        self.names: Mapping[int, str] = {}
+        self._names_of: tuple[list[int], list[dict[str, tuple[()]]]] | None = None
+
+    def take(self) -> dict[str, Any]:
+        return {"state_dict": self.optimizer.state_dict(), "parameters": self._group_names()}
+
+    def fenced_parameters(self) -> set[int]:
+        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+
+    def _group_names(self) -> list[dict[str, tuple[()]]]:
+        # As keys, not as values: keys are part of the skeleton, which is written once and not at every save.
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        if self._names_of is None or self._names_of[0] != sizes:
+            names = [
+                {f"{self.names.get(id(p), '?')}#{i}": () for i, p in enumerate(group["params"])}
+                for group in self.optimizer.param_groups
+            ]
+            self._names_of = (sizes, names)
+        return self._names_of[1]
+
+    def check(self, state: Any) -> None:
+        """State is keyed by position: the same parameters in another order would load swapped, silently."""
+        mine, stored = self._group_names(), state["parameters"]
+        if len(mine) != len(stored):
+            raise self._mismatch(f"{len(stored)} parameter groups in the checkpoint, {len(mine)} here")
+        for group, (here, there) in enumerate(zip(mine, stored, strict=True)):
+            if len(here) != len(there):
+                raise self._mismatch(f"group {group} has {len(there)} parameters in the checkpoint, {len(here)} here")
+            for a, b in zip(here, there, strict=True):
+                if a != b and not (a.startswith("?") or b.startswith("?")):
+                    raise self._mismatch(f"group {group} has {b!r} in the checkpoint where {a!r} stands here")
+
+    def _mismatch(self, what: str) -> IncompatibleState:
+        return IncompatibleState(
+            f"checkpoint does not fit {self.key!r}: {what}",
+            hint="give the optimizer the same parameters in the same order as when it was saved",
+        )
+
+    def apply(self, state: Any) -> None:
+        saved = state["state_dict"]
+        self.optimizer.load_state_dict(saved)
+        self._undo_casts(saved["state"])
+
+    def _undo_casts(self, saved: Mapping[int, Any]) -> None:
+        # Optimizer.load_state_dict casts every state tensor to its parameter's dtype: float32 moments of
+        # bfloat16 parameters would lose bits (pytorch issue 43706).
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for position, entry in saved.items():
+            if not (isinstance(position, int) and isinstance(entry, Mapping)):
+                continue
+            live = self.optimizer.state[params[position]]
+            for name, value in entry.items():
+                now = live.get(name)
+                if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                    live[name] = value.to(device=now.device)

@@ -1,0 +1,228 @@
+"""Which tensor goes where: made once from a first walk over the state, reused while the state keeps its form.
+
+Every module has an image of its own, so its weights file is usable elsewhere; all other tensors share one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.capture.torch_leaves import CODES, TORCH_LEAVES, as_tensor, describe_leaf
+from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
+from holdfast.format.tree import Flat, flatten, show_path, skeleton
+
+METADATA_KEY = "holdfast.skeleton"
+STATE_FILE = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tracked object's state at a step boundary: live references, nothing copied yet."""
+
+    key: str
+    role: str
+    state: Any
+    flat: Flat
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The bytes [start, stop) of image number `image` belong to this tensor."""
+
+    image: int
+    start: int
+    stop: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    lazy: bool
+    label: str
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    file: str
+    role: str
+    keys: tuple[str, ...]
+    layout: ImageLayout
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    images: tuple[ImagePlan, ...]
+    placements: tuple[Placement, ...]
+    # Positions in the walk: the tensors that are stored, and (copy, original) for those that are tied.
+    stored: tuple[int, ...]
+    tied: tuple[tuple[int, int], ...]
+    arrays: frozenset[int]
+    shapes: tuple[list[Any], ...]
+    forms: list[tuple[Any, ...]]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(image.layout.size for image in self.images)
+
+    def select(self, parts: Sequence[Part]) -> list[torch.Tensor] | None:
+        """The tensors to copy, in the order of `placements`; None if the state no longer fits this plan."""
+        if len(parts) != len(self.shapes) or any(
+            p.flat.shape != shape for p, shape in zip(parts, self.shapes, strict=True)
+        ):
+            return None
+        tensors = [t for part in parts for t in part.flat.tensors]
+        for index in self.arrays:
+            tensors[index] = as_tensor(tensors[index], "array")
+        # A loop that keeps nothing: 12,000 fresh tuples would wake the garbage collector at every save.
+        for tensor, (shape, dtype, stride) in zip(tensors, self.forms, strict=True):
+            if tensor.shape != shape or tensor.dtype is not dtype or tensor.stride() != stride:
+                return None
+        # Tied at planning and untied since: storing only one of them would lose the other.
+        if any(tensors[copy].data_ptr() != tensors[original].data_ptr() for copy, original in self.tied):
+            return None
+        return [tensors[i] for i in self.stored]
+
+
+def take_parts(tracked: Iterable[Any]) -> list[Part]:
+    """Walk every tracked object. Raises SetupError naming the path of a value that cannot be stored."""
+    parts = []
+    for item in tracked:
+        state = item.take()
+        parts.append(Part(item.key, item.role, state, flatten(state, TORCH_LEAVES, item.key)))
+    return parts
+
+
+def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
+    """Lay out images for this state. `lazy_ids` are tensors that only a fenced optimizer step changes."""
+    stored: list[int] = []
+    tied: list[tuple[int, int]] = []
+    arrays: set[int] = set()
+    forms: list[tuple[Any, ...]] = []
+    images: list[ImagePlan] = []
+    located: list[tuple[int, str, torch.Tensor, bool, str]] = []
+    position = 0
+    for image_index, (file, role, members) in enumerate(_group_by_image(parts)):
+        specs: list[TensorSpec] = []
+        skeletons: dict[str, Any] = {}
+        taken: set[str] = set()
+        for part in members:
+            seen: dict[tuple[Any, ...], tuple[int, str]] = {}
+            entries: list[dict[str, Any]] = []
+            paths = _tensor_paths(part)
+            for leaf, path in zip(part.flat.tensors, paths, strict=True):
+                label = show_path(path)
+                tensor = as_tensor(leaf, label)
+                if isinstance(leaf, np.ndarray):
+                    arrays.add(position)
+                forms.append((tensor.shape, tensor.dtype, tensor.stride()))
+                identity = _identity(tensor, position)
+                if identity in seen:
+                    original, name = seen[identity]
+                    tied.append((position, original))
+                else:
+                    name = _tensor_name(part, path, taken)
+                    seen[identity] = (position, name)
+                    specs.append(_spec(tensor, name))
+                    stored.append(position)
+                    located.append((image_index, name, tensor, id(leaf) in lazy_ids, label))
+                entries.append(describe_leaf(leaf, name))
+                position += 1
+            skeletons[part.key] = skeleton(part.state, TORCH_LEAVES, iter(entries), part.key)
+        metadata = {METADATA_KEY: json.dumps(skeletons, separators=(",", ":"))}
+        if role == "weights":
+            metadata["format"] = "pt"
+        keys = tuple(part.key for part in members)
+        images.append(ImagePlan(file, role, keys, plan_image(specs, metadata)))
+    placements = []
+    for image_index, name, tensor, lazy, label in located:
+        start, stop = images[image_index].layout.spans[name]
+        placements.append(
+            Placement(image_index, start, stop, tensor.dtype, tuple(tensor.shape), lazy, label)
+        )
+    return StatePlan(
+        images=tuple(images),
+        placements=tuple(placements),
+        stored=tuple(stored),
+        tied=tuple(tied),
+        arrays=frozenset(arrays),
+        shapes=tuple(part.flat.shape for part in parts),
+        forms=forms,
+    )
+
+
+def encode_values(parts: Sequence[Part]) -> dict[str, list[Any]]:
+    """The manifest's part of the state: every leaf that is not a tensor."""
+    return {part.key: [TORCH_LEAVES.encode(v) for v in part.flat.values] for part in parts}
+
+
+def summarise(parts: Sequence[Part]) -> dict[str, Any]:
+    """What a manifest says about each tracked object."""
+    return {
+        part.key: {
+            "role": part.role,
+            "tensors": len(part.flat.tensors),
+            "bytes": sum(t.nbytes for t in part.flat.tensors),
+        }
+        for part in parts
+    }
+
+
+def _group_by_image(parts: Sequence[Part]) -> list[tuple[str, str, list[Part]]]:
+    weights = [(_weights_file(p.key, i), "weights", [p]) for i, p in enumerate(parts) if p.role == "weights"]
+    rest = [p for p in parts if p.role != "weights"]
+    return [*weights, *([(STATE_FILE, "state", rest)] if rest else [])]
+
+
+def _weights_file(key: str, index: int) -> str:
+    # A user's keyword is a Python identifier, but file names are all lower case and short.
+    plain = key.isascii() and key.islower() and len(key) <= 64 and key[0] != "_" and key != "state"
+    return f"{key}.safetensors" if plain else f"weights-{index:03d}.safetensors"
+
+
+def _identity(tensor: torch.Tensor, position: int) -> tuple[Any, ...]:
+    if tensor.numel() == 0:
+        return ("empty", position)
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
+
+
+def _spec(tensor: torch.Tensor, name: str) -> TensorSpec:
+    code = CODES.get(tensor.dtype)
+    if code is None:
+        return TensorSpec(name, "U8", (math.prod(tensor.shape) * tensor.itemsize,))
+    return TensorSpec(name, code, tuple(tensor.shape))
+
+
+def _tensor_name(part: Part, path: tuple[Any, ...], taken: set[str]) -> str:
+    inside = path[1:] if part.role == "weights" else path
+    joined = ("." if part.role == "weights" else "/").join(str(p) for p in inside)
+    name = joined.encode("utf-8", "replace").decode() or part.key
+    if not name.isprintable():
+        name = "".join(c if c.isprintable() else "?" for c in name)
+    if len(name.encode()) > MAX_NAME_BYTES - 40 or name in taken or name == "__metadata__":
+        # Too long, or 1 and "1" as keys of one dict: stay unique. The skeleton knows the true path.
+        name = f"{name[:100]}~{hashlib.sha256(repr((path, len(taken))).encode()).hexdigest()[:12]}"
+    taken.add(name)
+    return name
+
+
+def _tensor_paths(part: Part) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    tensor_types = (torch.Tensor, np.ndarray)
+
+    def visit(value: Any, path: tuple[Any, ...]) -> None:
+        if isinstance(value, tensor_types):
+            found.append(path)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                visit(item, (*path, key))
+        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+            for index, item in enumerate(value):
+                visit(item, (*path, index))
+
+    visit(part.state, (part.key,))
+    return found

@@ -1,0 +1,88 @@
+"""Every random stream that training may draw from: Python, NumPy, torch on the CPU and on accelerators.
+
+Reading a state draws nothing. NumPy's and Python's are kept as packed bytes, not as 600 numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.errors import IncompatibleState
+
+
+class TrackedRandomness:
+    key = "rng"
+    role = "state"
+
+    def take(self) -> dict[str, Any]:
+        return {
+            "python": _pack_python(random.getstate()),
+            "numpy": _pack_numpy(np.random.get_state(legacy=False)),
+            "torch": torch.get_rng_state().numpy().tobytes(),
+            "accelerator": _accelerator_states(),
+        }
+
+    def check(self, state: Any) -> None:
+        if state["accelerator"] and len(state["accelerator"]) != len(_accelerator_states()):
+            raise IncompatibleState(
+                f"the checkpoint holds random states of {len(state['accelerator'])} accelerators and "
+                f"{len(_accelerator_states())} are visible here",
+                hint="make the same number of devices visible",
+            )
+
+    def apply(self, state: Any) -> None:
+        random.setstate(_unpack_python(state["python"]))
+        np.random.set_state(_unpack_numpy(state["numpy"]))
+        torch.set_rng_state(_bytes_tensor(state["torch"]))
+        for index, packed in enumerate(state["accelerator"]):
+            _device_module().set_rng_state(_bytes_tensor(packed), index)
+
+
+def _bytes_tensor(packed: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def _device_module() -> Any:
+    return torch.get_device_module(torch.accelerator.current_accelerator())
+
+
+def _accelerator_states() -> list[bytes]:
+    if not torch.accelerator.is_available():
+        return []
+    module = _device_module()
+    count = torch.accelerator.device_count()
+    return [module.get_rng_state(i).cpu().numpy().tobytes() for i in range(count)]
+
+
+def _pack_python(state: tuple[Any, ...]) -> tuple[int, bytes, float | None]:
+    version, words, gauss = state
+    return version, struct.pack(f"<{len(words)}I", *words), gauss
+
+
+def _unpack_python(packed: tuple[int, bytes, float | None]) -> tuple[Any, ...]:
+    version, words, gauss = packed
+    return version, struct.unpack(f"<{len(words) // 4}I", words), gauss
+
+
+def _pack_numpy(state: Any) -> dict[str, Any]:
+    return {
+        "kind": state["bit_generator"],
+        "key": state["state"]["key"].tobytes(),
+        "pos": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
+    }
+
+
+def _unpack_numpy(packed: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "bit_generator": packed["kind"],
+        "state": {"key": np.frombuffer(packed["key"], dtype=np.uint32), "pos": packed["pos"]},
+        "has_gauss": packed["has_gauss"],
+        "gauss": packed["gauss"],
+    }

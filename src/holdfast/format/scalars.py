@@ -1,0 +1,98 @@
+"""Leaves that are not tensors, as JSON that gives back the very same value. No pickle, no guessing.
+
+JSON's own null, true, strings, safe integers and finite floats stand for themselves; everything else is a
+two-element list [tag, payload]. Plain lists never occur as a value, so the two cannot be confused.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import CorruptCheckpoint
+
+# Integers up to here survive readers that hold every number as a double.
+_SAFE_INTEGER = 2**53
+
+Encoder = Callable[[Any], Any]
+Decoder = Callable[[Any], Any]
+
+
+def _encode_int(value: int) -> Any:
+    return value if -_SAFE_INTEGER <= value <= _SAFE_INTEGER else ["int", str(value)]
+
+
+def _encode_float(value: float) -> Any:
+    # NaN has payload bits and infinities have no JSON: keep the eight bytes.
+    return value if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
+
+
+def _encode_str(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return ["str", value.encode("utf-16-be", "surrogatepass").hex()]
+    return value
+
+
+def _encode_numpy(value: np.generic) -> Any:
+    return ["numpy", [value.dtype.str, value.tobytes().hex()]]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+ENCODERS: dict[type, Encoder] = {
+    type(None): _itself,
+    bool: _itself,
+    int: _encode_int,
+    float: _encode_float,
+    str: _encode_str,
+    bytes: lambda v: ["bytes", base64.b64encode(v).decode()],
+    complex: lambda v: ["complex", struct.pack(">dd", v.real, v.imag).hex()],
+    **{
+        kind: _encode_numpy
+        for kind in (
+            np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
+            np.float16, np.float32, np.float64, np.longdouble, np.complex64, np.complex128,
+            np.datetime64, np.timedelta64,
+        )
+    },
+}  # fmt: skip
+
+
+def _decode_numpy(payload: Any) -> np.generic:
+    code, digits = payload
+    dtype = np.dtype(code)
+    if dtype.hasobject:
+        raise ValueError("an object dtype is not a number")
+    value: np.generic = np.frombuffer(bytes.fromhex(digits), dtype=dtype)[0]
+    return value
+
+
+DECODERS: dict[str, Decoder] = {
+    "int": int,
+    "float": lambda p: struct.unpack(">d", bytes.fromhex(p))[0],
+    "str": lambda p: bytes.fromhex(p).decode("utf-16-be", "surrogatepass"),
+    "bytes": lambda p: base64.b64decode(p, validate=True),
+    "complex": lambda p: complex(*struct.unpack(">dd", bytes.fromhex(p))),
+    "numpy": _decode_numpy,
+}
+
+
+def decode_scalar(encoded: Any, foreign: dict[str, Decoder]) -> Any:
+    """The value again. `foreign` decodes tags of optional libraries, such as torch.dtype."""
+    if not isinstance(encoded, list):
+        return encoded
+    try:
+        tag, payload = encoded
+        decode = DECODERS.get(tag) or foreign[tag]
+        return decode(payload)
+    except (KeyError, ValueError, TypeError, IndexError, struct.error) as error:
+        raise CorruptCheckpoint(f"cannot read the stored value {str(encoded)[:80]}: {error!r}") from error

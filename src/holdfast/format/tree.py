@@ -1,0 +1,219 @@
+"""Nested state <-> a fixed skeleton, a list of tensors and a list of values. Total and reversible.
+
+The skeleton (containers, keys, which tensor goes where) seldom changes, so it is planned once and lives in
+the image's header; `flatten` is the quick walk of every save, and its `shape` says whether the skeleton
+still fits. A value of an unknown type is an error that names its path, never a silent loss.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import CorruptCheckpoint, SetupError
+from holdfast.format.scalars import ENCODERS, Decoder, Encoder, decode_scalar
+
+MAX_DEPTH = 100
+
+# How a type is treated. Mappings and sequences are walked, leaves are collected.
+MAPPING, SEQUENCE, SCALAR, TENSOR = 1, 2, 3, 4
+_SCALAR_LEAF, _TENSOR_LEAF = (SCALAR, ""), (TENSOR, "")
+
+_CONTAINERS: dict[type, tuple[int, str]] = {
+    dict: (MAPPING, "dict"),
+    OrderedDict: (MAPPING, "odict"),
+    Counter: (MAPPING, "counter"),
+    defaultdict: (MAPPING, "defaultdict"),
+    list: (SEQUENCE, "list"),
+    tuple: (SEQUENCE, "tuple"),
+    deque: (SEQUENCE, "deque"),
+    set: (SEQUENCE, "set"),
+    frozenset: (SEQUENCE, "frozenset"),
+}
+_FACTORIES: dict[str, Any] = {"": None, "list": list, "dict": dict, "int": int, "float": float, "set": set}
+
+Path = tuple[Any, ...]
+
+
+@dataclass
+class Leaves:
+    """Which foreign types are leaves: filled by the files that know those libraries."""
+
+    tensors: set[type] = field(default_factory=set)
+    scalars: dict[type, Encoder] = field(default_factory=dict)
+    decoders: dict[str, Decoder] = field(default_factory=dict)
+    # Asked for a type seen for the first time: is it one of mine? Answers TENSOR, SCALAR or None.
+    recognise: Callable[[type], int | None] = lambda kind: None
+
+    def __post_init__(self) -> None:
+        self.known_kinds: dict[type, tuple[int, str]] = dict(_CONTAINERS)
+        for kind in (*ENCODERS, *self.scalars):
+            self.known_kinds[kind] = _SCALAR_LEAF
+        for kind in self.tensors:
+            self.known_kinds[kind] = _TENSOR_LEAF
+
+    def kind(self, of: type) -> tuple[int, str] | None:
+        known = self.known_kinds.get(of)
+        if known is None and (found := self.recognise(of)) is not None:
+            known = self.known_kinds[of] = _TENSOR_LEAF if found == TENSOR else _SCALAR_LEAF
+        return known
+
+    def encode(self, value: Any) -> Any:
+        encoder = ENCODERS.get(type(value)) or self.scalars[type(value)]
+        return encoder(value)
+
+
+@dataclass
+class Flat:
+    """One walk over a state: `shape` is equal for two states that fit the same skeleton."""
+
+    shape: list[Any] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+
+def show_path(path: Path) -> str:
+    """("optimizer", "state", 0) -> "optimizer['state'][0]"."""
+    head, *rest = path or ("state",)
+    return str(head) + "".join(f"[{part!r}]" for part in rest)
+
+
+def flatten(state: Any, leaves: Leaves, root: str = "state") -> Flat:
+    """Collect tensors and values in a fixed order. Raises SetupError for what cannot be stored."""
+    flat = Flat()
+    _walk(state, flat, leaves, (root,))
+    return flat
+
+
+def _walk(value: Any, flat: Flat, leaves: Leaves, path: Path) -> None:
+    known = leaves.kind(type(value))
+    if known is None:
+        raise _unknown(value, path)
+    kind, name = known
+    shape, kinds = flat.shape, leaves.known_kinds
+    if kind == TENSOR:
+        shape.append(TENSOR)
+        flat.tensors.append(value)
+        return
+    if kind == SCALAR:
+        shape.append(SCALAR)
+        flat.values.append(value)
+        return
+    if len(path) > MAX_DEPTH:
+        raise SetupError(f"{show_path(path[:4])}… is nested more than {MAX_DEPTH} deep, or contains itself")
+    shape += (name, len(value), *_container_details(value, name, path))
+    is_mapping = kind == MAPPING
+    for key, item in value.items() if is_mapping else enumerate(_ordered(value, name)):
+        if is_mapping:
+            # The key's type is part of the shape: 1, True and 1.0 are equal but not the same key.
+            shape.append(key)
+            if type(key) is not str:
+                shape.append(type(key))
+        # Leaves are handled here and not by the recursion: with 12,000 tensors every call counts.
+        known = kinds.get(type(item))
+        if known is _TENSOR_LEAF:
+            shape.append(TENSOR)
+            flat.tensors.append(item)
+        elif known is _SCALAR_LEAF:
+            shape.append(SCALAR)
+            flat.values.append(item)
+        else:
+            _walk(item, flat, leaves, (*path, key))
+
+
+def _ordered(value: Any, name: str) -> Any:
+    # A set has no order of its own that survives a restart (string hashes differ per process).
+    return sorted(value, key=lambda v: (type(v).__name__, repr(v))) if name in ("set", "frozenset") else value
+
+
+def _container_details(value: Any, name: str, path: Path) -> tuple[Any, ...]:
+    if name == "deque":
+        return (value.maxlen,)
+    if name == "defaultdict":
+        factory = "" if value.default_factory is None else getattr(value.default_factory, "__name__", "?")
+        if _FACTORIES.get(factory, _unknown) is not value.default_factory:
+            raise SetupError(f"{show_path(path)} is a defaultdict with a factory that cannot be stored",
+                             hint="return a plain dict from state_dict()")  # fmt: skip
+        return (factory,)
+    return ()
+
+
+def _unknown(value: Any, path: Path) -> SetupError:
+    kind = type(value)
+    return SetupError(
+        f"cannot save {show_path(path)}: a value of type {kind.__module__}.{kind.__qualname__}",
+        hint="state_dict() must consist of tensors, arrays, numbers, strings, bytes, None and dicts, lists or "
+        "tuples of them",
+    )
+
+
+def skeleton(state: Any, leaves: Leaves, tensor_entry: Iterator[Any], root: str = "state") -> Any:
+    """The JSON tree that `inflate` reads, taking the next entry of `tensor_entry` for each tensor."""
+    counter = iter(range(1 << 62))
+
+    def build(value: Any, path: Path) -> Any:
+        known = leaves.kind(type(value))
+        if known is None:
+            raise _unknown(value, path)
+        kind, name = known
+        if kind == TENSOR:
+            return {"tensor": next(tensor_entry)}
+        if kind == SCALAR:
+            return next(counter)
+        node: dict[str, Any] = {}
+        if kind == MAPPING:
+            node[name] = [[_encode_key(k, leaves, path), build(v, (*path, k))] for k, v in value.items()]
+        else:
+            node[name] = [build(v, (*path, i)) for i, v in enumerate(_ordered(value, name))]
+        details = _container_details(value, name, path)
+        if details:
+            node["with"] = details[0]
+        return node
+
+    return build(state, (root,))
+
+
+def _encode_key(key: Any, leaves: Leaves, path: Path) -> Any:
+    if type(key) is tuple:
+        return {"tuple": [_encode_key(part, leaves, path) for part in key]}
+    known = leaves.kind(type(key))
+    if known is None or known[0] != SCALAR:
+        raise SetupError(f"cannot save {show_path(path)}: a key of type {type(key).__name__}")
+    return leaves.encode(key)
+
+
+def inflate(node: Any, values: list[Any], tensor: Callable[[Any], Any], leaves: Leaves) -> Any:
+    """The state again: `tensor` turns a skeleton's tensor entry into the tensor."""
+    if isinstance(node, int) and not isinstance(node, bool):
+        if not 0 <= node < len(values):
+            raise CorruptCheckpoint(f"the skeleton asks for value {node} of {len(values)}")
+        return decode_scalar(values[node], leaves.decoders)
+    try:
+        ((name, content),) = ((k, v) for k, v in node.items() if k != "with")
+        if name == "tensor":
+            return tensor(content)
+        if name in ("dict", "odict", "counter", "defaultdict"):
+            pairs = [(_decode_key(k, leaves), inflate(v, values, tensor, leaves)) for k, v in content]
+            return _build_mapping(name, pairs, node.get("with"))
+        items = [inflate(item, values, tensor, leaves) for item in content]
+        if name == "deque":
+            return deque(items, node.get("with"))
+        return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[name](items)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptCheckpoint(f"the skeleton of a stored state cannot be read: {error!r}") from error
+
+
+def _build_mapping(name: str, pairs: list[tuple[Any, Any]], details: Any) -> Any:
+    if name == "defaultdict":
+        return defaultdict(_FACTORIES[details], pairs)
+    if name == "counter":
+        return Counter(dict(pairs))
+    return OrderedDict(pairs) if name == "odict" else dict(pairs)
+
+
+def _decode_key(key: Any, leaves: Leaves) -> Any:
+    if isinstance(key, dict):
+        return tuple(_decode_key(part, leaves) for part in key["tuple"])
+    return decode_scalar(key, leaves.decoders)

@@ -1,0 +1,107 @@
+"""Reusable host memory for images. A slot is leased to one owner at a time and comes back when it lets go."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import InternalError
+from holdfast.format.image import ImageLayout
+
+
+@dataclass
+class HostMemory:
+    """Page-aligned writable bytes. `keep_alive` owns them."""
+
+    view: memoryview
+    keep_alive: Any
+
+
+def anonymous_memory(nbytes: int) -> HostMemory:
+    mapping = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
+    # Huge pages: without them the first copy into a gigabyte takes a quarter of a million page faults.
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return HostMemory(memoryview(mapping), mapping)
+
+
+@dataclass
+class ImageBytes:
+    """One image of a slot as a source of bytes to write: every byte is there, in any order, on any thread."""
+
+    name: str
+    size: int
+    memory: HostMemory
+    concurrent: bool = True
+
+    def view(self, start: int, stop: int) -> memoryview:
+        return self.memory.view[start:stop]
+
+
+class Slot:
+    """Memory for every image of one layout, headers already in place."""
+
+    def __init__(
+        self, files: Sequence[str], layouts: Sequence[ImageLayout], allocate: Callable[[int], HostMemory]
+    ) -> None:
+        self.images = []
+        for file, layout in zip(files, layouts, strict=True):
+            memory = allocate(layout.padded_size)
+            memory.view[: layout.data_start] = layout.header
+            self.images.append(ImageBytes(file, layout.size, memory))
+        # What a copy plan derives from these addresses once and uses at every save.
+        self.views: dict[Any, Any] = {}
+
+
+class Lease:
+    """The right to write into a slot. Exactly one holder; release it once."""
+
+    def __init__(self, slot: Slot, give_back: Callable[[Slot], None]) -> None:
+        self.slot = slot
+        self._give_back: Callable[[Slot], None] | None = give_back
+
+    def release(self) -> None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is None:
+            raise InternalError("a staging slot was released twice")
+        give_back(self.slot)
+
+
+class SlotPool:
+    """At most `limit` slots of one layout, made when first needed."""
+
+    def __init__(self, make: Callable[[], Slot], limit: int) -> None:
+        self._make = make
+        self._limit = limit
+        self._free: list[Slot] = []
+        self._made = 0
+        self._changed = threading.Condition()
+
+    def lease(self, timeout: float = 0.0) -> Lease | None:
+        """A slot, waiting up to `timeout` seconds for one to come back; None if none did."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free or self._made < self._limit, timeout):
+                return None
+            if self._free:
+                return Lease(self._free.pop(), self._give_back)
+            self._made += 1
+        try:
+            return Lease(self._make(), self._give_back)
+        except BaseException:
+            with self._changed:
+                self._made -= 1
+                self._changed.notify()
+            raise
+
+    @property
+    def available(self) -> bool:
+        with self._changed:
+            return bool(self._free) or self._made < self._limit
+
+    def _give_back(self, slot: Slot) -> None:
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify()

@@ -1,0 +1,47 @@
+"""The fence: no optimizer may change weights while a copy of them is unfinished.
+
+It stands in the optimizer's own step pre-hook, so `opt.step()` stays the user's line. It waits on an event,
+never spins, and never waits without a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class Fence:
+    """Runs `before_update` in front of every step of the given optimizers, `after_update` behind it.
+
+    Both may run more than once per step (a subclass that calls super().step() fires hooks twice) and must
+    be idempotent. When a GradScaler skips a step, neither runs.
+    """
+
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        before_update: Callable[[], None],
+        after_update: Callable[[], None],
+    ) -> None:
+        # A compiled step would otherwise be traced through our waiting.
+        opaque: Any = torch.compiler.disable
+        before: Callable[[], None] = opaque(before_update)
+        after: Callable[[], None] = opaque(after_update)
+
+        def pre(optimizer: Any, args: Any, kwargs: Any) -> None:
+            before()
+
+        def post(optimizer: Any, args: Any, kwargs: Any) -> None:
+            after()
+
+        self._handles: list[Any] = []
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(pre))
+            self._handles.append(optimizer.register_step_post_hook(post))
+
+    def remove(self) -> None:
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
