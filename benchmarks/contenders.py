@@ -1,0 +1,281 @@
+"""One class per way to save a training, all behind the same five verbs, each in its best setting on a CPU.
+
+A contender must not do anything that a careful user of that library would not do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from workload import Training, tensors_of
+
+LIMIT = 600.0  # seconds; no wait in a benchmark is longer
+
+
+class Contender:
+    """How a benchmark drives any of them.
+
+    `save` is what the training thread calls after a step, `step` is the optimizer step behind whatever wait
+    the contender needs, `finish` returns when the files are whole, and on stable storage.
+    """
+
+    name = "?"
+    asynchronous = False
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        self.training = training
+        self.folder = folder
+        self.newest: Path | None = None
+        folder.mkdir(parents=True)
+
+    def save(self, step: int) -> None:
+        raise NotImplementedError
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """Entered before the optimizer changes anything; entering may wait."""
+        return nullcontext()
+
+    def step(self) -> float:
+        """Run the optimizer step; returns the seconds spent waiting for the save before it."""
+        begin = time.perf_counter()
+        with self.guard():
+            waited = time.perf_counter() - begin
+            self.training.optimizer.step()
+        return waited
+
+    def end_step(self) -> None:
+        """What this contender wants to be told after a step without a save."""
+
+    def finish(self) -> None:
+        """Wait until the last save is complete."""
+
+    def load(self) -> None:
+        raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        return sorted(p for p in self.folder.rglob("*") if p.is_file())
+
+    def clear(self) -> None:
+        """Remove what was saved so far; never timed."""
+        for path in self.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def close(self) -> None: ...
+
+    def _target(self, step: int) -> Path:
+        self.newest = self.folder / f"step-{step}"
+        return self.newest
+
+    def _loaded_from(self) -> Path:
+        if self.newest is None:
+            raise RuntimeError(f"{self.name}: nothing was saved yet")
+        return self.newest
+
+
+class TorchSave(Contender):
+    """torch.save alone: returns with the data in the page cache, where a power cut takes it."""
+
+    name = "torch.save"
+
+    def save(self, step: int) -> None:
+        torch.save(self.training.state(), self._target(step))
+
+    def load(self) -> None:
+        state = torch.load(self._loaded_from(), weights_only=True)
+        self.training.model.load_state_dict(state["model"])
+        self.training.optimizer.load_state_dict(state["optimizer"])
+
+
+class TorchSaveSynced(TorchSave):
+    """torch.save and fsync: what a durable checkpoint costs by hand."""
+
+    name = "torch.save + fsync"
+
+    def save(self, step: int) -> None:
+        super().save(step)
+        sync_tree(self._loaded_from())
+
+
+class Safetensors(Contender):
+    """safetensors for the tensors, a JSON string in its metadata for the rest, then fsync."""
+
+    name = "safetensors + fsync"
+
+    def save(self, step: int) -> None:
+        target = self._target(step)
+        groups = self.training.optimizer.state_dict()["param_groups"]
+        save_file(tensors_of(self.training.state()), target, metadata={"groups": json.dumps(groups)})
+        sync_tree(target)
+
+    def load(self) -> None:
+        tensors = load_file(self._loaded_from())
+        prefix = "model."
+        self.training.model.load_state_dict(
+            {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        )
+        template = self.training.optimizer.state_dict()
+        for index, slots in template["state"].items():
+            for slot in slots:
+                slots[slot] = tensors[f"optimizer.state.{index}.{slot}"]
+        self.training.optimizer.load_state_dict(template)
+
+
+class DcpSave(Contender):
+    """torch.distributed.checkpoint, blocking. It syncs its data files by itself."""
+
+    name = "dcp.save"
+
+    def save(self, step: int) -> None:
+        dcp.save(self.training.state(), checkpoint_id=self._target(step), no_dist=True)
+
+    def load(self) -> None:
+        state = self.training.state()
+        dcp.load(state, checkpoint_id=self._loaded_from(), no_dist=True)
+        self.training.model.load_state_dict(state["model"])
+        self.training.optimizer.load_state_dict(state["optimizer"])
+
+
+class DcpAsync(DcpSave):
+    """dcp.async_save as a first-time user calls it: staging blocks, into new memory each time."""
+
+    name = "dcp.async_save, fresh stager"
+    asynchronous = True
+    stager: DefaultStager | None = None
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        self._staged: Future[Any] | None = None
+        self._written: Future[Any] | None = None
+
+    def save(self, step: int) -> None:
+        response = dcp.async_save(
+            self.training.state(), checkpoint_id=self._target(step), async_stager=self.stager, no_dist=True
+        )
+        if isinstance(response, Future):
+            self._written = response
+        else:
+            self._staged, self._written = response.staging_completion, response.upload_completion
+
+    def guard(self) -> AbstractContextManager[Any]:
+        if self._staged is not None:
+            self._staged.result(LIMIT)
+            self._staged = None
+        return nullcontext()
+
+    def finish(self) -> None:
+        self.guard()
+        if self._written is not None:
+            self._written.result(LIMIT)
+            self._written = None
+
+    def close(self) -> None:
+        self.finish()
+        if self.stager is not None:
+            self.stager.close()
+
+
+class DcpAsyncCached(DcpAsync):
+    """dcp.async_save with one stager kept, so that its buffers are reused; the copy still blocks."""
+
+    name = "dcp.async_save, cached stager"
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        self.stager = DefaultStager(_staging(in_background=False))
+
+
+class DcpAsyncStaged(DcpAsync):
+    """The best DCP has: cached buffers, and the copy runs behind forward and backward."""
+
+    name = "dcp.async_save, async staging"
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        self.stager = DefaultStager(_staging(in_background=True))
+
+
+def _staging(in_background: bool) -> StagingOptions:
+    # Pinned memory and non-blocking copies need an accelerator; shared memory only serves other processes.
+    return StagingOptions(
+        use_pinned_memory=False,
+        use_shared_memory=False,
+        use_async_staging=in_background,
+        use_non_blocking_copy=False,
+    )
+
+
+class TorchCheckpointing(Contender):
+    """torch_checkpointing: asynchronous staging into shared memory, a process of its own writes.
+
+    It never calls fsync, so `finish` adds one; otherwise it would be compared while still volatile.
+    """
+
+    name = "torch_checkpointing"
+    asynchronous = True
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        # Imported here because it starts a process: only where it takes part.
+        from torch_checkpointing import CheckpointManager
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+        # Its direct I/O passes unaligned buffers, which ext4 refuses (EINVAL) and the save fails.
+        plain_files = LocalFileSystemStorageConfig(use_direct_io=False)
+        self._manager = CheckpointManager(CheckpointManager.Config(storage_config=plain_files))
+        self._manager.prewarm_staging(training.state())
+        self._written: Future[Any] | None = None
+
+    def save(self, step: int) -> None:
+        self._written = self._manager.save(str(self._target(step)), self.training.state())
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return self._manager.lock()
+
+    def finish(self) -> None:
+        if self._written is not None:
+            self._written.result(LIMIT)
+            self._written = None
+            sync_tree(self._loaded_from())
+
+    def load(self) -> None:
+        state = self._manager.load(str(self._loaded_from()), into=self.training.state())
+        self.training.model.load_state_dict(state["model"])
+        self.training.optimizer.load_state_dict(state["optimizer"])
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def sync_tree(path: Path) -> None:
+    """fsync a file, or every file below a folder, and the folders that name them."""
+    parts = [path, *path.rglob("*")] if path.is_dir() else [path]
+    for part in [*parts, path.parent]:
+        fd = os.open(part, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+PEERS: tuple[type[Contender], ...] = (
+    TorchSave,
+    TorchSaveSynced,
+    Safetensors,
+    DcpSave,
+    DcpAsync,
+    DcpAsyncCached,
+    DcpAsyncStaged,
+    TorchCheckpointing,
+)

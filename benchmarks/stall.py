@@ -1,0 +1,85 @@
+"""What one save takes from the training thread: the call itself, plus the wait before the next update.
+
+Every contender saves the same training in turn, round after round, and finishes before the next one starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from contenders import PEERS, Contender
+from options import parse_options, scratch
+from scoreboard import Scoreboard
+from workload import Training, gpt_training
+
+
+def iteration(training: Training, contender: Contender) -> tuple[float, float]:
+    """One training step without a save: seconds in all, and seconds waited before the update."""
+    begin = time.perf_counter()
+    training.forward_backward()
+    waited = contender.step()
+    training.optimizer.zero_grad()
+    return time.perf_counter() - begin, waited
+
+
+def one_save(training: Training, contender: Contender, step: int) -> dict[str, float]:
+    plain, _ = iteration(training, contender)
+    begin = time.perf_counter()
+    contender.end_step()
+    idle_call = time.perf_counter() - begin
+    iteration(training, contender)
+    begin = time.perf_counter()
+    contender.save(step)
+    call = time.perf_counter() - begin - idle_call
+    behind, waited = iteration(training, contender)
+    contender.end_step()
+    contender.finish()
+    contender.clear()
+    return {
+        "stall": call + waited,
+        "call": call,
+        "wait before the update": waited,
+        "next step, longer by": behind - waited - plain,
+    }
+
+
+def measure(
+    training: Training, contenders: list[Contender], repeats: int
+) -> dict[str, dict[str, list[float]]]:
+    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for round_ in range(repeats + 1):
+        # Another order each round, so that nobody always follows the same neighbour.
+        turn = round_ % len(contenders)
+        for contender in contenders[turn:] + contenders[:turn]:
+            found = one_save(training, contender, step=round_ + 1)
+            if round_ == 0:
+                samples[contender.name]["first stall"].append(found["stall"])
+                continue
+            for metric, value in found.items():
+                samples[contender.name][metric].append(value)
+    return samples
+
+
+def build(training: Training, folder: Path) -> list[Contender]:
+    return [kind(training, folder / f"{number}") for number, kind in enumerate(PEERS)]
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    training = gpt_training(options.quick)
+    board = Scoreboard("stall", f"Stall per save, state of {training.state_bytes / 1e9:.2f} GB", options)
+    with scratch(options) as folder:
+        contenders = build(training, folder)
+        samples = measure(training, contenders, options.repeats)
+        for contender in contenders:
+            contender.close()
+    for name, metrics in samples.items():
+        for metric, values in metrics.items():
+            board.add(name, metric, "s", values)
+    board.finish()
+
+
+if __name__ == "__main__":
+    main()
