@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +19,35 @@ class Observation:
     deadline: float | None = None
     # Called only when a policy wants the number: reading a loss from an accelerator synchronises it.
     loss: Callable[[], float] | None = None
+    # Why this process is about to be taken away (spot notice, SIGTERM): forces a save, with this reason.
+    notice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """`levels` names the outer levels that this save should also be sent to (see `Level`)."""
+
     save: bool
     reason: str
+    levels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCost:
-    """What one committed save cost, as measured. Seconds and bytes."""
+    """What one committed save cost, as measured. Seconds and bytes.
+
+    `level` is empty for the save itself, or names the outer level whose copy has just become durable.
+    """
 
     step: int
     stall_seconds: float
     persist_seconds: float
     bytes: int
+    level: str = ""
 
 
 class Policy(Protocol):
-    """Answers "save now?" at every step boundary, in a few microseconds."""
+    """Answers "save now?" at every step boundary, in a few microseconds. Used from one thread."""
 
     def decide(self, seen: Observation) -> Decision: ...
 
@@ -54,4 +63,12 @@ class Policy(Protocol):
 
     def explain(self) -> str:
         """One line: the numbers that went in, the interval that came out, the bound in force."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as plain JSON values, for the next process of this run."""
+        ...
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state()` gave. Anything unreadable is left out and measured again."""
         ...

@@ -1,0 +1,61 @@
+"""Why the policy does what it does, for people: the numbers that went in and what came out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from holdfast.units import format_seconds
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Seconds throughout. `limit` names the bound that sets the interval, or "none"; shares are of run time.
+
+    `interval_seconds` is None while nothing can be said, as before the first save or for a rhythm in steps.
+    `conflict` says which two wishes cannot both be met, and which one wins.
+    """
+
+    policy: str
+    rule: str
+    limit: str
+    interval_seconds: float | None
+    next_save_in: float | None
+    mtbf_seconds: float | None
+    failures_seen: int
+    save_cost_seconds: float | None
+    stall_seconds: float | None
+    persist_seconds: float | None
+    step_seconds: float | None
+    budget: float
+    stall_share: float | None
+    rework_share: float | None
+    saves_measured: int
+    worth_factor: float = 1.0
+    conflict: str | None = None
+
+    def line(self) -> str:
+        """One line, such as: next save in 3 min 31 s: MTBF 3 h 6 min (7 failures seen), save costs 2 s; …"""
+        facts: list[str] = []
+        if self.mtbf_seconds is not None:
+            seen = f"{self.failures_seen} failure{'s' if self.failures_seen != 1 else ''} seen"
+            facts.append(f"MTBF {format_seconds(self.mtbf_seconds)} ({seen})")
+        if self.save_cost_seconds is None:
+            facts.append("cost of a save not measured yet")
+        else:
+            facts.append(f"save costs {format_seconds(self.save_cost_seconds)}")
+        if self.worth_factor != 1.0:
+            facts.append(f"progress weighs {self.worth_factor:.3g}x")
+        parts = [f"{self._when()}: {', '.join(facts)}", f"limit in force: {self.limit}"]
+        if self.stall_share is not None and self.rework_share is not None:
+            parts.append(f"stall {100 * self.stall_share:.2g} % / rework {100 * self.rework_share:.2g} %")
+        if self.conflict:
+            parts.append(self.conflict)
+        return "; ".join(parts)
+
+    def _when(self) -> str:
+        if self.next_save_in is None or math.isinf(self.next_save_in):
+            return self.rule
+        if self.next_save_in <= 0:
+            return "save due now"
+        return f"next save in {format_seconds(self.next_save_in)}"
