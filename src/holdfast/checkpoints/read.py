@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.checkpoints.find import Found, committed
 from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, RestoreError, StoreError
 from holdfast.format.checksum import chunk_span, digest
-from holdfast.format.image import header_length, parse_image
+from holdfast.format.image import ImageLayout, header_length, parse_image
 from holdfast.format.manifest import FileRecord, Manifest
 from holdfast.stores.base import PAGE, Store, StoredFile
 from holdfast.stores.side_by_side import side_by_side
@@ -123,25 +123,25 @@ def _read_verified(
 
     side_by_side(read_chunk, len(record.digests), threads=threads)
     if bad:
-        raise damaged(store, found, record, min(bad), buffer)
+        raise CorruptCheckpoint(damaged_text(store, found, record, min(bad), _layout_of(buffer)))
 
 
-def damaged(
-    store: Store, found: Found, record: FileRecord, chunk: int, image: memoryview
-) -> CorruptCheckpoint:
+def damaged_text(
+    store: Store, found: Found, record: FileRecord, chunk: int, layout: ImageLayout | None
+) -> str:
+    """Where the damage is, down to the tensors if the image's header could be read."""
     start, stop = chunk_span(chunk, record.size, record.chunk_bytes)
-    return CorruptCheckpoint(
+    spans = layout.spans if layout else {}
+    names = [repr(name[:80]) for name, (begin, end) in spans.items() if begin < stop and end > start]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
         f"{record.name} of {found.name} in {store.where} is damaged: chunk {chunk} (bytes {start} to {stop})"
-        f" does not match its digest{tensors_in(image, start, stop)}"
+        f" does not match its digest" + (f"; it holds {', '.join(names[:3])}{more}" if names else "")
     )
 
 
-def tensors_in(image: memoryview, start: int, stop: int) -> str:
-    """Which tensors lie there, for the message; empty where the header does not tell."""
+def _layout_of(image: memoryview) -> ImageLayout | None:
     try:
-        layout = parse_image(bytes(image[: header_length(bytes(image[:8]), len(image))]), len(image))
+        return parse_image(bytes(image[: header_length(bytes(image[:8]), len(image))]), len(image))
     except CorruptCheckpoint:
-        return ""
-    names = [name for name, (begin, end) in layout.spans.items() if begin < stop and end > start]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"; it holds {', '.join(repr(name[:80]) for name in names[:3])}{more}" if names else ""
+        return None

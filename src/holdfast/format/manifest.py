@@ -177,7 +177,7 @@ def _parse_file(raw: Any) -> FileRecord:
     _expect(isinstance(raw["role"], str), "files.role")
     # Fail closed: a file whose digests we cannot compute is a file we cannot vouch for.
     _expect(raw["algorithm"] == ALGORITHM, "files.algorithm")
-    _expect(_natural(raw["chunk_bytes"], 1 << 40) and raw["chunk_bytes"] >= 4096, "files.chunk_bytes")
+    _expect(_natural(raw["chunk_bytes"], 1 << 30) and raw["chunk_bytes"] >= 4096, "files.chunk_bytes")
     digests = raw["digests"]
     _expect(isinstance(digests, list), "files.digests")
     _expect(len(digests) == chunk_count(raw["size"], raw["chunk_bytes"]), "files.digests (count)")

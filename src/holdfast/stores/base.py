@@ -97,6 +97,10 @@ class Store(Protocol):
 
     def open(self, name: str, file: str) -> StoredFile: ...
 
+    def leftovers(self) -> list[str]:
+        """Places begun and never published whose writer cannot come back; safe to `abandon`."""
+        ...
+
     def retire(self, name: str) -> None:
         """Uncommit, durably, then delete."""
         ...

@@ -9,33 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid as uuids
 from collections.abc import Iterator
 from typing import Self
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import CorruptCheckpoint, InternalError, SetupError, StoreError, StoreFull, StoreNotFound
+from holdfast.errors import CorruptCheckpoint, InternalError, StoreFull, StoreNotFound
 from holdfast.format.manifest import FileRecord, utc_text
 from holdfast.format.names import is_file_name, parse_checkpoint_name
-from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal, seal, unseal
+from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal
 from holdfast.stores import claims
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.durable_write import write_image, write_small
+from holdfast.stores.identity import make_identity, read_identity
 from holdfast.stores.io import StoreIO
+from holdfast.stores.leftovers import Unfinished, Watch, is_abandoned
 from holdfast.stores.os_errors import store_errors
-from holdfast.stores.owner import Owner, this_process
+from holdfast.stores.owner import is_alive, this_process
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.seat import WriterSeat
 from holdfast.stores.small_read import read_small
 from holdfast.stores.stored_file import DirectoryFile
 from holdfast.units import format_bytes
 
-CKPT, WRITERS, LOCK, STORE = "ckpt", "writers", "LOCK", "STORE.json"
+CKPT, WRITERS = "ckpt", "writers"
 MANIFEST, SECOND, PART, DEAD = "MANIFEST", "MANIFEST.2", "MANIFEST.part", "MANIFEST.dead"
 RECORDS = frozenset({MANIFEST, SECOND, PART, DEAD})
 SHARED_DISK = StoreProperties(
     survives_process=True, survives_node=True, survives_job=True, exclusive_create=True
 )
-MAX_STORE_RECORD_BYTES = 64 << 10
 
 
 class DirectoryStore:
@@ -54,6 +55,7 @@ class DirectoryStore:
         properties: StoreProperties = SHARED_DISK,
         uuid: str | None = None,
         spare_bytes: int = 16 << 20,
+        grace_seconds: float = 3600.0,
         threads: int = 2,
     ) -> None:
         self.where = os.path.abspath(os.fspath(path))
@@ -63,23 +65,24 @@ class DirectoryStore:
         self._wanted_uuid = uuid
         self._uuid: str | None = None
         self._spare_bytes = spare_bytes
+        self._grace_seconds = grace_seconds
         self._threads = threads
-        self._claim: claims.Claim | None = None
-        self._lock: int | None = None
+        self._seat = WriterSeat(self._io, self.where)
+        self._in_progress: set[str] = set()
+        self._watch = Watch()
 
     # ---- who writes here
 
     @property
     def uuid(self) -> str:
-        """This store's identity, as its manifests carry it."""
         if self._uuid is None:
-            with self._inside() as root:
-                self._uuid = self._read_uuid(root)
+            with self._inside(doing="read the identity") as root:
+                self._uuid = read_identity(self._io, root, self.where)
         return self._uuid
 
     @property
     def writer_epoch(self) -> int:
-        return self._require_claim().epoch
+        return self._seat.epoch
 
     def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
         """Become the writer and return the writer epoch, higher than any before.
@@ -87,38 +90,42 @@ class DirectoryStore:
         Raises RunInUse while another process writes here. `take_over` skips that courtesy: the other one
         is fenced off and cannot commit any more.
         """
-        if self._claim is not None and self._is_mine(self._claim):
-            return self._claim.epoch
-        me = this_process(utc_text(self._clock.wall()))
+        if self._seat.is_mine:
+            return self._seat.epoch
+        # A child's copy of its parent's seat is dropped, not released: the parent still sits on it.
+        self._seat = WriterSeat(self._io, self.where)
         with self._errors("claim"):
             root = self._io.open_root(self.where, create=True)
-        with self._closing(root), self._errors("claim"):
-            lock = self._take_lock(root, take_over)
-            try:
-                self._lay_out(root)
-                with self._subdirectory(root, WRITERS) as writers:
-                    if lock is None and not take_over:
-                        claims.refuse_living_owner(self._io, writers, me, self.where)
-                    # Names count too: a lost claim must not let an epoch come back that names already bear.
-                    used = [
-                        parsed.writer_epoch
-                        for parsed in map(parse_checkpoint_name, self._places(root))
-                        if parsed
-                    ]
-                    at_least = max([at_least, 1, *(epoch + 1 for epoch in used)])
-                    claim = claims.take_claim(self._io, writers, me, at_least=at_least)
-            except BaseException:
-                if lock is not None:
-                    self._io.unlock(lock)
-                raise
-        self._claim, self._lock = claim, lock
-        return claim.epoch
+            with self._closing(root):
+                locked = self._seat.lock(root, WRITERS, take_over=take_over)
+                try:
+                    return self._sit_down(root, at_least, check_owner=not locked and not take_over)
+                except BaseException:
+                    self._seat.release()
+                    raise
+
+    def _sit_down(self, root: int, at_least: int, *, check_owner: bool) -> int:
+        for name in (CKPT, WRITERS):
+            if self._io.kind(root, name) is None:
+                with contextlib.suppress(FileExistsError):
+                    self._io.make_directory(root, name)
+        make_identity(self._io, root, self._wanted_uuid)
+        # Always: whoever made these may have been killed before it made them durable.
+        self._io.fsync_directory(root)
+        self._uuid = read_identity(self._io, root, self.where)
+        me = this_process(utc_text(self._clock.wall()))
+        with self._subdirectory(root, CKPT) as ckpt, self._subdirectory(root, WRITERS) as writers:
+            if check_owner:
+                claims.refuse_living_owner(self._io, writers, me, self.where)
+            # Names count too: a lost claim must not bring back an epoch that names already bear.
+            names = map(parse_checkpoint_name, self._io.list_names(ckpt))
+            used = [name.writer_epoch + 1 for name in names if name]
+            return self._seat.take(writers, me, at_least=max([1, at_least, *used]))
 
     def close(self) -> None:
-        """Give the writer's place back. Committed checkpoints need no closing."""
-        if self._claim is not None and self._is_mine(self._claim) and self._lock is not None:
-            self._io.unlock(self._lock)
-        self._claim = self._lock = None
+        """Give the writer's seat back. Committed checkpoints need no closing."""
+        if self._seat.is_mine:
+            self._seat.release()
 
     def __enter__(self) -> Self:
         return self
@@ -140,6 +147,7 @@ class DirectoryStore:
                     hint="free space or keep fewer checkpoints",
                 )
             with self._subdirectory(root, CKPT) as ckpt:
+                self._in_progress.add(name)
                 self._io.make_directory(ckpt, name)
                 self._io.fsync_directory(ckpt)
 
@@ -161,6 +169,7 @@ class DirectoryStore:
                 self._require_unfenced(root)
                 self._rename_manifest(place, manifest)
                 self._io.fsync_directory(place)
+        self._in_progress.discard(name)
 
     def _rename_manifest(self, place: int, manifest: bytes) -> None:
         try:
@@ -174,6 +183,7 @@ class DirectoryStore:
 
     def abandon(self, name: str) -> None:
         self._require_ours(name)
+        self._in_progress.discard(name)
         with self._inside(CKPT, doing="abandon") as ckpt:
             with self._subdirectory(ckpt, name) as place:
                 names = self._io.list_names(place)
@@ -209,31 +219,51 @@ class DirectoryStore:
     # ---- reading
 
     def names(self) -> list[str]:
-        return [name for name, committed in self._scan() if committed]
+        return [name for name, inside in self._listing() if _is_committed(inside)]
 
-    def unfinished(self) -> list[str]:
-        """Places without a commit record: being written, or left behind by a crash or a half-done retire."""
-        return [name for name, committed in self._scan() if not committed]
+    def leftovers(self) -> list[str]:
+        """Unfinished places whose writer cannot come back, for `abandon`. Only the writer may ask."""
+        places = [
+            self._look_unfinished(name, inside)
+            for name, inside in self._listing()
+            if not _is_committed(inside)
+        ]
+        unchanged = self._watch.unchanged_seconds(places, self._clock.monotonic())
+        return [
+            str(place.name)
+            for place in places
+            if is_abandoned(
+                place,
+                my_epoch=self._seat.epoch,
+                in_progress=frozenset(self._in_progress),
+                unchanged_seconds=unchanged[place.name],
+                grace_seconds=self._grace_seconds,
+            )
+        ]
 
-    def _scan(self) -> list[tuple[str, bool]]:
+    def _look_unfinished(self, text: str, inside: list[str]) -> Unfinished:
+        name = parse_checkpoint_name(text)
+        assert name is not None
+        with self._inside(WRITERS, doing="read claims") as writers:
+            owner = claims.read_claim(self._io, writers, name.writer_epoch).owner
+        alive = is_alive(owner, this_process("")) if owner else None
+        return Unfinished(name, tuple(sorted(inside)), DEAD in inside, alive)
+
+    def _listing(self) -> list[tuple[str, list[str]]]:
+        """Every place of ours with the names inside it. A store that is not there yet has none."""
         found = []
-        with self._errors("list checkpoints"):
+        with self._errors("list checkpoints"), contextlib.ExitStack() as opened:
             try:
                 root = self._io.open_root(self.where, create=False)
+                opened.enter_context(self._closing(root))
+                ckpt = opened.enter_context(self._subdirectory(root, CKPT))
             except FileNotFoundError:
                 return []
-            with self._closing(root):
-                try:
-                    ckpt = self._io.open_directory(root, CKPT)
-                except FileNotFoundError:
-                    return []
-                with self._closing(ckpt):
-                    for name in self._io.list_names(ckpt):
-                        if parse_checkpoint_name(name) and self._io.kind(ckpt, name) == "directory":
-                            with contextlib.suppress(FileNotFoundError):  # pruned since it was listed
-                                with self._subdirectory(ckpt, name) as place:
-                                    inside = self._io.list_names(place)
-                                    found.append((name, MANIFEST in inside and DEAD not in inside))
+            for name in self._io.list_names(ckpt):
+                if parse_checkpoint_name(name) and self._io.kind(ckpt, name) == "directory":
+                    with contextlib.suppress(FileNotFoundError):  # pruned since it was listed
+                        with self._subdirectory(ckpt, name) as place:
+                            found.append((name, self._io.list_names(place)))
         return found
 
     def manifest(self, name: str) -> bytes:
@@ -262,70 +292,12 @@ class DirectoryStore:
 
     # ---- how
 
-    def _take_lock(self, root: int, take_over: bool) -> int | None:
-        try:
-            return self._io.lock(root, LOCK)
-        except BlockingIOError as error:
-            if take_over:
-                return None
-            raise claims.run_in_use(self.where, self._newest_owner(root)) from error
-
-    def _newest_owner(self, root: int) -> Owner | None:
-        with contextlib.suppress(OSError), self._subdirectory(root, WRITERS) as writers:
-            epochs = claims.claimed_epochs(self._io, writers)
-            return claims.read_claim(self._io, writers, epochs[-1]).owner if epochs else None
-        return None
-
-    def _lay_out(self, root: int) -> None:
-        for name in (CKPT, WRITERS):
-            if self._io.kind(root, name) is None:
-                with contextlib.suppress(FileExistsError):
-                    self._io.make_directory(root, name)
-        if self._io.kind(root, STORE) is None:
-            record = seal({"format": 1, "uuid": self._wanted_uuid or str(uuids.uuid4())})
-            part = f"{STORE}.{os.urandom(4).hex()}.part"
-            write_small(self._io, root, part, record)
-            try:
-                self._io.rename(root, part, STORE)
-            except FileExistsError:
-                self._io.unlink(root, part)
-        # Always: whoever made these may have been killed before it made them durable.
-        self._io.fsync_directory(root)
-        self._uuid = self._read_uuid(root)
-
-    def _read_uuid(self, root: int) -> str:
-        try:
-            record = unseal(read_small(self._io, root, STORE, MAX_STORE_RECORD_BYTES))
-        except CorruptCheckpoint as error:
-            raise StoreError(
-                f"{STORE} in {self.where} is damaged: {error.message}",
-                hint="its checkpoints can still be read; to write, move the damaged file away",
-            ) from error
-        if record.get("format") != 1 or not isinstance(record.get("uuid"), str):
-            raise StoreError(f"{STORE} in {self.where} was made by a newer holdfast")
-        return str(record["uuid"])
-
-    def _places(self, root: int) -> list[str]:
-        with self._subdirectory(root, CKPT) as ckpt:
-            return self._io.list_names(ckpt)
-
     def _require_unfenced(self, root: int) -> None:
         with self._subdirectory(root, WRITERS) as writers:
-            claims.require_unfenced(self._io, writers, self.writer_epoch, self.where)
-
-    def _require_claim(self) -> claims.Claim:
-        if self._claim is None or not self._is_mine(self._claim):
-            raise SetupError(
-                f"this process is not the writer of {self.where}",
-                hint="call claim() first; a forked child must not write for its parent",
-            )
-        return self._claim
-
-    def _is_mine(self, claim: claims.Claim) -> bool:
-        return claim.owner is not None and claim.owner.pid == os.getpid()
+            self._seat.require_unfenced(writers)
 
     def _require_ours(self, name: str) -> None:
-        self._require_claim()
+        _ = self._seat.epoch
         if parse_checkpoint_name(name) is None:
             raise InternalError(f"{name!r} is not the name of a checkpoint")
 
@@ -354,3 +326,7 @@ class DirectoryStore:
             yield
         finally:
             self._io.close(handle)
+
+
+def _is_committed(inside: list[str]) -> bool:
+    return MANIFEST in inside and DEAD not in inside

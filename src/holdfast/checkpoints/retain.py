@@ -1,0 +1,135 @@
+"""Delete checkpoints nobody wants any more: only after a newer one is committed and read back whole.
+
+When anything looks wrong (a listing shorter than what we wrote, a successor that does not verify) it
+deletes nothing and says why. Damaged and foreign checkpoints are evidence; they are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.checkpoints.find import Found, committed
+from holdfast.checkpoints.retention import FLOOR, Best, Retention, parse_keep, select
+from holdfast.checkpoints.verify import verify
+from holdfast.errors import StoreError
+from holdfast.format.names import CheckpointName, parse_checkpoint_name
+from holdfast.stores.base import Store
+
+__all__ = ["Best", "Ledger", "Pruning", "Retention", "parse_keep", "prune"]
+
+
+@dataclass
+class Ledger:
+    """What this process knows of one store. `committed` lets `prune` notice a listing that lost entries."""
+
+    committed: set[str] = field(default_factory=set)
+    verified: set[str] = field(default_factory=set)
+    resumed_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What was done. `refused` says why nothing was; `failed` names what could not be removed."""
+
+    retired: tuple[str, ...] = ()
+    swept: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+    refused: str | None = None
+
+
+def prune(
+    store: Store,
+    retention: Retention,
+    ledger: Ledger,
+    *,
+    retired: Callable[[str, str], None] | None = None,
+) -> Pruning:
+    """Retire what `retention` does not want and sweep what dead writers left. Raises Fenced, nothing else
+    of the store's errors once deletion has begun: an old checkpoint too many hurts nobody."""
+    found = committed(store)
+    listed = {str(one.name) for one in found}
+    if not listed:
+        return Pruning(refused=f"{store.where} lists no checkpoint at all")
+    if lost := sorted(ledger.committed - listed):
+        return Pruning(refused=f"{store.where} no longer lists {lost[0]}, which this process committed")
+    kept = _reasons_to_keep(store, found, retention)
+    doomed = [one for one in found if one.name not in kept]
+    if doomed:
+        # Unreadable ones stay in line: while the newest of all is damaged, what is older is precious.
+        line = [one for one in found if one.manifest is None or one.manifest.store == store.uuid]
+        whole = _newest_whole(store, line, ledger)
+        if line[0].name not in whole or len(whole) < FLOOR:
+            return Pruning(refused=f"fewer than {FLOOR} of the newest checkpoints verify", kept=_texts(kept))
+        kept.update({name: f"among the newest {FLOOR} that verify" for name in whole if name not in kept})
+        _keep_origin(kept, whole, ledger)
+        doomed = [one for one in doomed if one.name not in kept]
+    gone, failed = _retire(store, doomed, ledger, retired)
+    swept, unswept = _sweep(store)
+    return Pruning(tuple(gone), tuple(swept), _texts(kept), tuple(failed + unswept))
+
+
+def _reasons_to_keep(store: Store, found: list[Found], retention: Retention) -> dict[CheckpointName, str]:
+    ours = [one.manifest for one in found if one.manifest and one.manifest.store == store.uuid]
+    kept = select(ours, retention)
+    for one in found:
+        if one.manifest is None:
+            kept[one.name] = f"unreadable, left for inspection: {one.problem}"
+        elif one.manifest.store != store.uuid:
+            kept[one.name] = "belongs to another store"
+    return kept
+
+
+def _newest_whole(store: Store, found: list[Found], ledger: Ledger) -> list[CheckpointName]:
+    """The newest two that verify now, digests and all, unless this process did that already."""
+    whole: list[CheckpointName] = []
+    for one in found:
+        if len(whole) == FLOOR:
+            break
+        seen = str(one.name) in ledger.verified
+        if verify(store, one, deep=not seen).is_whole:
+            ledger.verified.add(str(one.name))
+            whole.append(one.name)
+    return whole
+
+
+def _keep_origin(kept: dict[CheckpointName, str], whole: list[CheckpointName], ledger: Ledger) -> None:
+    """What this run resumed from stays until the run has two verified checkpoints of its own."""
+    origin = parse_checkpoint_name(ledger.resumed_from or "")
+    if origin is not None and sum(str(name) in ledger.committed for name in whole) < FLOOR:
+        kept.setdefault(origin, "this run resumed from it and has not yet verified two of its own")
+
+
+def _retire(
+    store: Store, doomed: list[Found], ledger: Ledger, tell: Callable[[str, str], None] | None
+) -> tuple[list[str], list[tuple[str, str]]]:
+    gone: list[str] = []
+    for one in reversed(doomed):
+        name = str(one.name)
+        # Before the attempt: a place that is half gone must not look like a listing that lost entries.
+        ledger.committed.discard(name)
+        ledger.verified.discard(name)
+        try:
+            store.retire(name)
+        except StoreError as error:
+            return gone, [(name, error.message)]
+        gone.append(name)
+        if tell is not None:
+            tell(name, "no rule keeps it")
+    return gone, []
+
+
+def _sweep(store: Store) -> tuple[list[str], list[tuple[str, str]]]:
+    swept: list[str] = []
+    try:
+        for name in store.leftovers():
+            store.abandon(name)
+            swept.append(name)
+    except StoreError as error:
+        return swept, [("leftovers", error.message)]
+    return swept, []
+
+
+def _texts(kept: dict[CheckpointName, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((str(name), why) for name, why in sorted(kept.items(), reverse=True))

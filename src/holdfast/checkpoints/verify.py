@@ -1,0 +1,112 @@
+"""Is a checkpoint whole? Cheaply (manifest and sizes), or deeply (every byte and every image header)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.read import allocate_pages, damaged_text, open_checked, require_manifest
+from holdfast.errors import CorruptCheckpoint, StoreError
+from holdfast.format.checksum import chunk_span, digest
+from holdfast.format.image import ImageLayout, header_length, parse_image
+from holdfast.format.manifest import FileRecord
+from holdfast.format.names import CheckpointName
+from holdfast.stores.base import Store, StoredFile
+from holdfast.stores.side_by_side import side_by_side
+
+Progress = Callable[[int, int], None]
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification found. `bytes_checked` counts the bytes whose digests were compared."""
+
+    name: CheckpointName
+    is_deep: bool
+    bytes_checked: int
+    problems: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.problems
+
+
+def verify(store: Store, found: Found, *, deep: bool = True, progress: Progress | None = None) -> Verdict:
+    """Check one checkpoint and list everything wrong with it.
+
+    `progress(bytes_done, bytes_total)` may be called from a helper thread, never from two at once.
+    """
+    try:
+        manifest = require_manifest(found)
+    except CorruptCheckpoint as error:
+        return Verdict(found.name, deep, 0, (error.message,))
+    tally = _Tally(manifest.total_bytes, progress)
+    problems: list[str] = []
+    for record in manifest.files:
+        try:
+            file = open_checked(store, found, record)
+            try:
+                if deep:
+                    problems += _problems_in(store, found, record, file, tally)
+            finally:
+                file.close()
+        except (CorruptCheckpoint, StoreError) as error:
+            problems.append(error.message)
+    return Verdict(found.name, deep, tally.done, tuple(problems))
+
+
+class _Tally:
+    """Bytes checked so far, counted from two threads."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.done = 0
+        self._total = total
+        self._progress = progress
+        self._counting = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._counting:
+            self.done += count
+            if self._progress is not None:
+                self._progress(self.done, self._total)
+
+
+def _problems_in(
+    store: Store, found: Found, record: FileRecord, file: StoredFile, tally: _Tally
+) -> list[str]:
+    problems = []
+    layout = None
+    if record.name.endswith(".safetensors"):
+        try:
+            layout = _read_layout(file)
+        except CorruptCheckpoint as error:
+            problems.append(f"{record.name} of {found.name} in {store.where}: {error.message}")
+    buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+    for _ in range(_THREADS):
+        buffers.put(allocate_pages(min(record.chunk_bytes, record.size)))
+    bad: list[int] = []
+
+    def check(index: int) -> None:
+        start, stop = chunk_span(index, record.size, record.chunk_bytes)
+        buffer = buffers.get_nowait()
+        file.read_into(start, buffer[: stop - start])
+        if digest(buffer[: stop - start]) != record.digests[index]:
+            bad.append(index)
+        buffers.put(buffer)
+        tally.add(stop - start)
+
+    side_by_side(check, len(record.digests), threads=_THREADS)
+    return problems + [damaged_text(store, found, record, index, layout) for index in sorted(bad)]
+
+
+def _read_layout(file: StoredFile) -> ImageLayout:
+    """The image's own table of contents. Page-aligned memory, or the file would leave direct reading."""
+    first = allocate_pages(min(8, file.size))
+    file.read_into(0, first)
+    header = allocate_pages(header_length(bytes(first), file.size))
+    file.read_into(0, header)
+    return parse_image(bytes(header), file.size)

@@ -1,0 +1,47 @@
+"""STORE.json: which store this is. Made once, never edited."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+
+from holdfast.errors import CorruptCheckpoint, StoreError
+from holdfast.format.sealed import seal, unseal
+from holdfast.stores.durable_write import write_small
+from holdfast.stores.io import StoreIO
+from holdfast.stores.small_read import read_small
+
+RECORD = "STORE.json"
+FORMAT = 1
+_MAX_BYTES = 64 << 10
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+def make_identity(io: StoreIO, root: int, wanted: str | None) -> None:
+    """Write the record unless there is one. Its name is durable once `root` is fsynced."""
+    if io.kind(root, RECORD) is not None:
+        return
+    # Complete before it has its name: a torn identity would lock the store's own writer out for ever.
+    part = f"{RECORD}.{os.urandom(4).hex()}.part"
+    write_small(io, root, part, seal({"format": FORMAT, "uuid": wanted or str(uuid.uuid4())}))
+    try:
+        io.rename(root, part, RECORD)
+    except FileExistsError:
+        io.unlink(root, part)
+
+
+def read_identity(io: StoreIO, root: int, where: str) -> str:
+    try:
+        record = unseal(read_small(io, root, RECORD, _MAX_BYTES))
+    except CorruptCheckpoint as error:
+        raise StoreError(
+            f"{RECORD} in {where} is damaged: {error.message}",
+            hint="its checkpoints can still be read; to write, move the damaged file away",
+        ) from error
+    uuid_text = record.get("uuid")
+    if record.get("format") != FORMAT or not isinstance(uuid_text, str) or not _UUID.fullmatch(uuid_text):
+        raise StoreError(
+            f"{RECORD} in {where} is not of format {FORMAT}", hint="a newer holdfast may have made it"
+        )
+    return uuid_text

@@ -1,0 +1,70 @@
+"""The one writer's seat of a store: the courtesy lock, the fencing epoch, and the process that holds both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from holdfast.errors import SetupError
+from holdfast.stores import claims
+from holdfast.stores.io import StoreIO
+from holdfast.stores.owner import Owner
+
+LOCK = "LOCK"
+
+
+class WriterSeat:
+    """Empty until taken. A forked child inherits the object but never the seat."""
+
+    def __init__(self, io: StoreIO, where: str) -> None:
+        self._io = io
+        self._where = where
+        self._claim: claims.Claim | None = None
+        self._lock: int | None = None
+        self._pid = -1
+
+    @property
+    def is_mine(self) -> bool:
+        return self._claim is not None and self._pid == os.getpid()
+
+    @property
+    def epoch(self) -> int:
+        if self._claim is None or not self.is_mine:
+            raise SetupError(
+                f"this process is not the writer of {self._where}",
+                hint="call claim() first; a forked child must not write for its parent",
+            )
+        return self._claim.epoch
+
+    def lock(self, root: int, writers_hint: str, *, take_over: bool) -> bool:
+        """Whether the lock is held now; RunInUse if another process holds it."""
+        try:
+            self._lock = self._io.lock(root, LOCK)
+        except BlockingIOError as error:
+            if not take_over:
+                raise claims.run_in_use(self._where, self._newest_owner(root, writers_hint)) from error
+        return self._lock is not None
+
+    def take(self, writers: int, me: Owner, *, at_least: int) -> int:
+        self._claim = claims.take_claim(self._io, writers, me, at_least=at_least)
+        self._pid = os.getpid()
+        return self._claim.epoch
+
+    def require_unfenced(self, writers: int) -> None:
+        claims.require_unfenced(self._io, writers, self.epoch, self._where)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._io.unlock(self._lock)
+        self._claim = self._lock = None
+
+    def _newest_owner(self, root: int, writers_name: str) -> Owner | None:
+        # Only for the message: whatever goes wrong here, the refusal stands.
+        with contextlib.suppress(OSError):
+            writers = self._io.open_directory(root, writers_name)
+            try:
+                epochs = claims.claimed_epochs(self._io, writers)
+                return claims.read_claim(self._io, writers, epochs[-1]).owner if epochs else None
+            finally:
+                self._io.close(writers)
+        return None
