@@ -1,0 +1,75 @@
+"""Numbers that stand for (seed, epoch, index): the only source of randomness on the data side.
+
+Everything here is a pure function, and its answers are part of the format: a run that resumes under another
+version of holdfast must get the same order and the same augmentations. Never change a constant.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+# What a number is for. Two uses of one (seed, epoch) must never share a stream.
+FOR_ORDER = 1
+FOR_SAMPLES = 2
+FOR_SAMPLER = 3
+FOR_WORKERS = 4
+FOR_ITERABLE = 5
+_FOR_BATCH = 0x5851F42D4C957F2D
+
+_loading: int | None = None
+
+
+def mix(number: int) -> int:
+    """A 64-bit number in which every bit depends on every bit of `number` (the SplitMix64 finaliser)."""
+    z = (number + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
+
+
+def derive(*numbers: int) -> int:
+    """One 64-bit number out of several; the order of the arguments matters."""
+    state = 0
+    for number in numbers:
+        state = mix(state ^ (number & _MASK))
+    return state
+
+
+def index_seed(base: int, index: Any) -> int:
+    """The seed of one sample. `base` stands for (seed, epoch); keys that are not numbers go by their repr."""
+    try:
+        return mix(base ^ mix(int(index)))
+    except (TypeError, ValueError):
+        text = repr(index).encode()
+        return mix(base ^ mix(zlib.crc32(text) | len(text) << 32))
+
+
+def batch_seed(base: int, first_index: Any) -> int:
+    """The seed of work that is done for a batch at once, such as collating. The first sample names the batch,
+    because it does not depend on ranks, workers or what ran before."""
+    return mix(index_seed(base, first_index) ^ _FOR_BATCH)
+
+
+def begin_loading(base: int | None) -> None:
+    """Tell `sample_seed` which (seed, epoch) is being loaded. For the loading code only."""
+    global _loading
+    _loading = base
+
+
+def sample_seed(index: Any) -> int:
+    """The seed of sample `index` in this epoch, for datasets that keep generators of their own.
+
+    Call it inside `__getitem__`, with the index that was asked for::
+
+        rng = numpy.random.default_rng(holdfast.data.sample_seed(index))
+
+    The default generators of Python, NumPy and torch need no such call: they are seeded for every sample.
+    Outside a holdfast loader it answers as if the run's seed and the epoch were zero.
+    """
+    return index_seed(derive(FOR_SAMPLES, 0, 0) if _loading is None else _loading, index)

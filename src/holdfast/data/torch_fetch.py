@@ -1,0 +1,152 @@
+"""Loads the samples of one batch, each on generators seeded for (seed, epoch, index), in a worker or in-process.
+
+So an augmentation depends on its sample alone: not on workers, batch size, ranks or what was loaded before.
+Training's generators are left as they were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset, get_worker_info
+
+from holdfast.data.seeding import batch_seed, begin_loading, index_seed
+from holdfast.data.torch_streams import STREAMS, Stream
+
+Request = tuple[int, Any]  # (what stands for seed and epoch, the indices or the one index)
+
+
+class SeededFetch(Dataset[Any]):
+    """A dataset of whole batches around the user's dataset of samples.
+
+    Seeding three generators costs as much as a trivial sample, so only those that the dataset draws from are
+    seeded. The first batch of a process finds out which; the others are watched. If a watched one moves later
+    (an augmentation that few samples get), that batch is loaded again, seeded, and the generator joins the rest.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], *, batched: bool, seeded: bool) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._batched = batched
+        self._seeded = seeded
+        self._drawn_from: list[Stream] | None = None
+
+    @property
+    def dataset(self) -> Any:
+        return self._dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_drawn_from": None}  # streams belong to a process
+
+    def __getitem__(self, request: Request) -> Any:
+        base, indices = request
+        if not self._seeded:
+            return self._load(indices, None)
+        begin_loading(base)
+        marks = [stream.mark() for stream in STREAMS]
+        try:
+            return self._load_seeded(base, indices, marks)
+        finally:
+            begin_loading(None)
+            if get_worker_info() is None:
+                for stream, mark in zip(STREAMS, marks, strict=True):
+                    if self._drawn_from is None or stream in self._drawn_from:
+                        stream.restore(mark)
+
+    def _load_seeded(self, base: int, indices: Any, marks: list[Any]) -> Any:
+        if self._drawn_from is None:
+            probe = _Probe(base)
+            result = self._load(indices, probe)
+            self._drawn_from = probe.drawn_from()
+            return result
+        while True:
+            drawn_from = self._drawn_from
+            result = self._load(indices, _Seeder(base, drawn_from) if drawn_from else None)
+            newly = [
+                stream
+                for stream, mark in zip(STREAMS, marks, strict=True)
+                if stream not in drawn_from and stream.moved(mark)
+            ]
+            if not newly:
+                return result
+            for stream in newly:
+                stream.restore(marks[STREAMS.index(stream)])
+            self._drawn_from = [*drawn_from, *newly]
+
+    def _load(self, indices: Any, seeder: _Seeder | None) -> Any:
+        dataset = self._dataset
+        if not self._batched:
+            if seeder is not None:
+                seeder.sample(indices)
+            return self._collate(dataset[indices])
+        whole = getattr(dataset, "__getitems__", None)
+        if whole:
+            # The dataset takes the batch at once, so its randomness can only belong to the batch.
+            if seeder is not None:
+                seeder.batch(indices)
+            samples = whole(indices)
+        elif seeder is None:
+            samples = [dataset[index] for index in indices]
+        else:
+            samples = []
+            for index in indices:
+                seeder.sample(index)
+                samples.append(dataset[index])
+        if seeder is not None:
+            seeder.batch(indices)
+        return self._collate(samples)
+
+
+class _Seeder:
+    def __init__(self, base: int, streams: list[Stream]) -> None:
+        self._base = base
+        self._streams = streams
+
+    def sample(self, index: Any) -> None:
+        self._seed(index_seed(self._base, index))
+
+    def batch(self, indices: Any) -> None:
+        self._seed(batch_seed(self._base, indices[0] if len(indices) else 0))
+
+    def _seed(self, seed: int) -> None:
+        for stream in self._streams:
+            stream.seed(seed)
+
+
+class _Probe(_Seeder):
+    """Seeds every generator and notes which of them were drawn from in between."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__(base, list(STREAMS))
+        self._moved: set[int] = set()
+        self._marks: list[Any] | None = None
+
+    def _seed(self, seed: int) -> None:
+        self._look()
+        super()._seed(seed)
+        self._marks = [stream.mark() for stream in STREAMS]
+
+    def _look(self) -> None:
+        if self._marks is not None:
+            pairs = enumerate(zip(STREAMS, self._marks, strict=True))
+            self._moved |= {i for i, (stream, mark) in pairs if stream.moved(mark)}
+
+    def drawn_from(self) -> list[Stream]:
+        self._look()
+        return [STREAMS[i] for i in sorted(self._moved)]
+
+
+class WorkerStart:
+    """Runs the user's `worker_init_fn` with the worker's dataset being the user's own, as it would be bare."""
+
+    def __init__(self, users: Callable[[int], None] | None) -> None:
+        self._users = users
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, SeededFetch):
+            # It is frozen once made; hiding our wrapper is worth going round that.
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self._users is not None:
+            self._users(worker)

@@ -1,0 +1,153 @@
+"""The order that a user's own sampler gives, made repeatable: what it draws from is remembered at the epoch's start.
+
+The sampler is asked for indices only; no sample is loaded to get back to a position.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from holdfast.data.seeding import FOR_SAMPLER, derive
+from holdfast.data.torch_streams import STREAMS, TORCH
+from holdfast.errors import IncompatibleState
+
+_NESTED_LIMIT = 8
+
+
+def remember(sampler: Any, loader_generator: torch.Generator | None = None) -> dict[str, Any]:
+    """Everything that decides the sampler's next pass: its own state, or its generators."""
+    if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+        return {"state": sampler.state_dict()}
+    kept = {path: _generator_state(g) for path, g in _generators(sampler)}
+    if loader_generator is not None:
+        kept["loader"] = _generator_state(loader_generator)
+    return {"generators": kept} if kept else {}
+
+
+def put_back(sampler: Any, kept: dict[str, Any], loader_generator: torch.Generator | None = None) -> None:
+    """Bring the sampler to where `remember` saw it."""
+    if "state" in kept:
+        if not hasattr(sampler, "load_state_dict"):
+            raise IncompatibleState(
+                f"the data position holds the state of a sampler, and {type(sampler).__name__} has no "
+                "load_state_dict",
+                hint="use the sampler that the run was saved with until the epoch has ended",
+            )
+        sampler.load_state_dict(kept["state"])
+        return
+    present = dict(_generators(sampler))
+    if loader_generator is not None:
+        present["loader"] = loader_generator
+    wanted = kept.get("generators", {})
+    if set(wanted) != set(present):
+        raise IncompatibleState(
+            f"the sampler drew from {sorted(wanted) or 'no generator of its own'} when it was saved and from "
+            f"{sorted(present) or 'no generator of its own'} now",
+            hint="build the sampler as it was built when the run was saved, until the epoch has ended",
+        )
+    # In this order, because one generator may be found on two paths.
+    for path, generator in present.items():
+        _set_generator_state(generator, wanted[path])
+
+
+class SamplerPass:
+    """One pass over a sampler, read in parts. What it draws from the default generators is drawn from a stream
+    of its own, a function of (seed, epoch), so that training's generators do not notice."""
+
+    def __init__(self, sampler: Any, seed: int, epoch: int) -> None:
+        self._sampler = sampler
+        self._seed = derive(FOR_SAMPLER, seed, epoch)
+        self._epoch = epoch
+        self._items: Iterator[Any] | None = None
+        # torch's own samplers draw from torch alone; exchanging the other two costs 50 µs per batch.
+        self._streams = (TORCH,) if _is_torchs_own(sampler) else STREAMS
+        self._own: list[Any] = []
+
+    def take(self, count: int) -> list[Any]:
+        """The next `count` items, or fewer at the end."""
+        trainings = [stream.mark() for stream in self._streams]
+        try:
+            if self._items is None:
+                if hasattr(self._sampler, "set_epoch"):
+                    self._sampler.set_epoch(self._epoch)
+                for stream in self._streams:
+                    stream.seed(self._seed)
+                self._items = iter(self._sampler)
+            else:
+                for stream, mark in zip(self._streams, self._own, strict=True):
+                    stream.restore(mark)
+            taken = list(islice(self._items, count))
+            self._own = [stream.mark() for stream in self._streams]
+        finally:
+            for stream, mark in zip(self._streams, trainings, strict=True):
+                stream.restore(mark)
+        return taken
+
+
+def _is_torchs_own(sampler: Any) -> bool:
+    inner = getattr(sampler, "sampler", None)
+    return type(sampler).__module__ in ("torch.utils.data.sampler", "torch.utils.data.distributed") and (
+        inner is None or _is_torchs_own(inner)
+    )
+
+
+def _generators(sampler: Any, depth: int = 0, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The generators among the attributes of a sampler and of the samplers inside it."""
+    if depth > _NESTED_LIMIT or not hasattr(sampler, "__dict__"):
+        return
+    for name, value in sorted(vars(sampler).items()):
+        path = f"{prefix}{name}"
+        if isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
+            yield path, value
+        elif isinstance(value, Sampler):
+            yield from _generators(value, depth + 1, f"{path}.")
+
+
+def _generator_state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        _, words, gauss = generator.getstate()
+        return {"words": struct.pack(f"<{len(words)}I", *words), "gauss": gauss}
+    if isinstance(generator, np.random.RandomState):
+        _, key, pos, has_gauss, gauss = generator.get_state()
+        packed = np.asarray(key, dtype="<u4").tobytes()
+        return {"key": packed, "pos": int(pos), "has_gauss": int(has_gauss), "gauss": float(gauss)}
+    return _plain(generator.bit_generator.state)
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif isinstance(generator, random.Random):
+        words = struct.unpack(f"<{len(state['words']) // 4}I", state["words"])
+        generator.setstate((3, words, state["gauss"]))
+    elif isinstance(generator, np.random.RandomState):
+        key = np.frombuffer(state["key"], dtype="<u4")
+        generator.set_state(("MT19937", key, state["pos"], state["has_gauss"], state["gauss"]))
+    else:
+        generator.bit_generator.state = _arrays(state)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.str, "bytes": value.tobytes()}
+    return value
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"dtype", "bytes"}:
+            return np.frombuffer(value["bytes"], dtype=value["dtype"]).copy()
+        return {k: _arrays(v) for k, v in value.items()}
+    return value
