@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+import holdfast
 from workload import Training, tensors_of
 
 LIMIT = 600.0  # seconds; no wait in a benchmark is longer
@@ -33,6 +34,8 @@ class Contender:
 
     name = "?"
     asynchronous = False
+    # Seconds of the last save spent between a finished copy and durable files, where that is known.
+    write_seconds: float | None = None
 
     def __init__(self, training: Training, folder: Path) -> None:
         self.training = training
@@ -84,6 +87,20 @@ class Contender:
         return self.newest
 
 
+class Idle(Contender):
+    """Training without checkpoints: what everyone else is compared with."""
+
+    name = "no checkpoints"
+
+    @classmethod
+    def without_folder(cls, training: Training) -> Idle:
+        idle = cls.__new__(cls)
+        idle.training = training
+        return idle
+
+    def save(self, step: int) -> None: ...
+
+
 class TorchSave(Contender):
     """torch.save alone: returns with the data in the page cache, where a power cut takes it."""
 
@@ -125,11 +142,10 @@ class Safetensors(Contender):
         self.training.model.load_state_dict(
             {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         )
-        template = self.training.optimizer.state_dict()
-        for index, slots in template["state"].items():
-            for slot in slots:
-                slots[slot] = tensors[f"optimizer.state.{index}.{slot}"]
-        self.training.optimizer.load_state_dict(template)
+        # Its tensors are windows into the mapped file; a training must not keep those, so they are copied.
+        with torch.no_grad():
+            for path, live in tensors_of(self.training.optimizer.state_dict(), "optimizer").items():
+                live.copy_(tensors[path])
 
 
 class DcpSave(Contender):
@@ -258,6 +274,62 @@ class TorchCheckpointing(Contender):
         self._manager.close()
 
 
+class Holdfast(Contender):
+    """holdfast with its defaults, saving when told to and writing to the disk under test."""
+
+    name = "holdfast"
+    asynchronous = True
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        # The fence is a hook of the optimizer's step; hooks run in order, so two more tell its wait.
+        self._before_fence = self._after_fence = 0.0
+        before = training.optimizer.register_step_pre_hook(self._note_before)
+        self.run = holdfast.Run(
+            folder / "run", every="1000000000 steps", model=training.model, optimizer=training.optimizer
+        )
+        self.run.__enter__()
+        after = training.optimizer.register_step_pre_hook(self._note_after)
+        self._hooks = (before, after)
+        self._handle: Any = None
+
+    def _note_before(self, *_: Any) -> None:
+        self._before_fence = time.perf_counter()
+
+    def _note_after(self, *_: Any) -> None:
+        self._after_fence = time.perf_counter()
+
+    def save(self, step: int) -> None:
+        self._handle = self.run.save_now("benchmark")
+        self.run.end_step()
+
+    def step(self) -> float:
+        self.training.optimizer.step()
+        return self._after_fence - self._before_fence
+
+    def end_step(self) -> None:
+        self.run.end_step()
+
+    def finish(self) -> None:
+        if self._handle is not None:
+            self._handle.wait(LIMIT)
+            self.write_seconds = self._handle.persist_seconds
+            self._handle = None
+
+    def load(self) -> None:
+        into = {"model": self.training.model, "optimizer": self.training.optimizer}
+        holdfast.restore(self.folder / "run", into=into)
+
+    def clear(self) -> None:
+        """holdfast prunes by itself, behind training: that belongs to its cost."""
+
+    def close(self) -> None:
+        self.finish()
+        for hook in self._hooks:
+            hook.remove()
+        self.run.__exit__(None, None, None)
+
+
 def sync_tree(path: Path) -> None:
     """fsync a file, or every file below a folder, and the folders that name them."""
     parts = [path, *path.rglob("*")] if path.is_dir() else [path]
@@ -269,7 +341,7 @@ def sync_tree(path: Path) -> None:
             os.close(fd)
 
 
-PEERS: tuple[type[Contender], ...] = (
+CONTENDERS: tuple[type[Contender], ...] = (
     TorchSave,
     TorchSaveSynced,
     Safetensors,
@@ -278,4 +350,12 @@ PEERS: tuple[type[Contender], ...] = (
     DcpAsyncCached,
     DcpAsyncStaged,
     TorchCheckpointing,
+    Holdfast,
 )
+
+
+def everyone(
+    training: Training, folder: Path, kinds: tuple[type[Contender], ...] = CONTENDERS
+) -> list[Contender]:
+    """These contenders over one training, each with a folder of its own."""
+    return [kind(training, folder / kind.__name__) for kind in kinds]

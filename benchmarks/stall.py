@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from pathlib import Path
 
-from contenders import PEERS, Contender
+from contenders import Contender, Holdfast, TorchSave, TorchSaveSynced, everyone
 from options import parse_options, scratch
 from scoreboard import Scoreboard
 from workload import Training, gpt_training
@@ -42,6 +41,7 @@ def one_save(training: Training, contender: Contender, step: int) -> dict[str, f
         "call": call,
         "wait before the update": waited,
         "next step, longer by": behind - waited - plain,
+        "stall and slower next step": call + behind - plain,
     }
 
 
@@ -62,23 +62,37 @@ def measure(
     return samples
 
 
-def build(training: Training, folder: Path) -> list[Contender]:
-    return [kind(training, folder / f"{number}") for number, kind in enumerate(PEERS)]
-
-
 def main() -> None:
     options = parse_options(__doc__)
-    training = gpt_training(options.quick)
+    training = gpt_training(options.quick, batch=1)
     board = Scoreboard("stall", f"Stall per save, state of {training.state_bytes / 1e9:.2f} GB", options)
     with scratch(options) as folder:
-        contenders = build(training, folder)
+        contenders = everyone(training, folder)
         samples = measure(training, contenders, options.repeats)
         for contender in contenders:
             contender.close()
     for name, metrics in samples.items():
         for metric, values in metrics.items():
             board.add(name, metric, "s", values)
+    judge(board, [c.name for c in contenders if c.asynchronous and c.name != Holdfast.name])
     board.finish()
+
+
+def judge(board: Scoreboard, asynchronous: list[str]) -> None:
+    ours = board.median(Holdfast.name, "stall")
+    for name in (TorchSave.name, TorchSaveSynced.name):
+        board.at_most(f"holdfast's stall against {name}", ours / board.median(name, "stall"), 1 / 100)
+    best = min(asynchronous, key=lambda name: board.median(name, "stall"))
+    board.at_most(
+        f"holdfast's stall against the best of the others, {best}", ours / board.median(best, "stall"), 1 / 10
+    )
+    # A peer whose call returns at once may still slow the step behind it: that is lost time as well.
+    lost = {name: board.median(name, "stall and slower next step") for name in [*asynchronous, Holdfast.name]}
+    least = min(asynchronous, key=lambda name: lost[name])
+    board.notes.append(
+        f"with what the next step loses, holdfast takes {lost[Holdfast.name] * 1e3:.0f} ms "
+        f"and the best of the others, {least}, {lost[least] * 1e3:.0f} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Synthetic tokens, real mathematics. It must stay plain PyTorch: nothing here kno
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +47,11 @@ class Gpt(nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """One model, its optimizer and a batch; `state_bytes` is what a checkpoint must hold."""
+    """One model, its optimizer and its loss; `state_bytes` is what a checkpoint must hold."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    ids: Tensor
+    loss: Callable[[], Tensor]
 
     @property
     def state_bytes(self) -> int:
@@ -60,8 +61,7 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def forward_backward(self) -> Tensor:
-        logits = self.model(self.ids[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), self.ids[:, 1:].flatten())
+        loss = self.loss()
         loss.backward()
         return loss.detach()
 
@@ -71,30 +71,29 @@ def gpt_training(quick: bool = False, batch: int = 2, length: int = 128) -> Trai
     torch.manual_seed(0)
     layers, width, heads = (3, 512, 8) if quick else (12, 768, 12)
     model = Gpt(layers, width, heads, length)
-    # fused is the fastest AdamW on a CPU: a slow optimizer would hide what saving costs.
-    training = Training(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
-        ids=torch.randint(VOCABULARY, (batch, length + 1)),
-    )
-    training.forward_backward()
-    training.optimizer.step()  # a real first step: the moments exist from here on
-    training.optimizer.zero_grad()
-    return training
+    ids = torch.randint(VOCABULARY, (batch, length + 1))
+
+    def loss() -> Tensor:
+        return functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    return _started(model, loss)
 
 
 def many_small_tensors(count: int) -> Training:
-    """About `count` tensors of a few bytes each (every parameter brings two moments and a step)."""
+    """About `count` tensors of a few bytes each: every parameter brings two moments and a step."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(count // 8)))
-    training = Training(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
-        ids=torch.empty(0),
-    )
-    model(torch.randn(1, 8)).sum().backward()
-    training.optimizer.step()
-    training.optimizer.zero_grad()
+    x = torch.randn(4, 8)
+    return _started(model, lambda: model(x).square().mean())
+
+
+def _started(model: nn.Module, loss: Callable[[], Tensor]) -> Training:
+    # fused is the fastest AdamW on a CPU: a slow optimizer would hide what saving costs.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    training = Training(model, optimizer, loss)
+    training.forward_backward()
+    optimizer.step()  # a real first step: the moments exist from here on
+    optimizer.zero_grad()
     return training
 
 
