@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
@@ -25,9 +26,14 @@ COLD_SHARE = 1 / 3
 
 
 class Smoothed:
-    """A mean that follows changes within a few samples, and that one outlier cannot move far."""
+    """A mean that follows changes within a few samples, and that one outlier cannot move far.
+
+    A sample with a large standard error counts less: a change must be clear to be followed fast.
+    """
 
     WEIGHT = 0.4
+    LEAST_WEIGHT = 0.05
+    CLEAR = 0.25  # an error of this share of the value halves the weight
     OUTLIER = 3.0
 
     __slots__ = ("count", "value")
@@ -36,20 +42,23 @@ class Smoothed:
         self.value = value
         self.count = 0 if value is None else (1 if cold else 2)
 
-    def add(self, sample: float) -> None:
+    def add(self, sample: float, error: float = 0.0) -> None:
         self.count += 1
         if self.value is None or self.count <= 2:  # the first one was cold: forget it
             self.value = sample
             return
+        weight = self.WEIGHT
         if self.value > 0:
             sample = min(sample, self.OUTLIER * self.value)
-        self.value += self.WEIGHT * (sample - self.value)
+            weight /= 1 + (error / (self.CLEAR * self.value)) ** 2
+        # While they are few, samples count alike, however noisy.
+        self.value += max(weight, self.LEAST_WEIGHT, min(self.WEIGHT, 1 / self.count)) * (sample - self.value)
 
 
 class StepTimes:
-    """Length of an undisturbed step: median for decisions, mean for comparing sums."""
+    """Length of an undisturbed step: median for decisions, mean and deviation for comparing sums."""
 
-    __slots__ = ("_pauses", "_sum", "_to_skip", "_until_median", "_window", "typical")
+    __slots__ = ("_pauses", "_sum", "_to_skip", "_until_median", "_window", "deviation", "typical")
 
     def __init__(self, typical: float | None = None) -> None:
         self._window: deque[float] = deque(maxlen=WINDOW)
@@ -58,6 +67,7 @@ class StepTimes:
         self._until_median = 0
         self._pauses = 0
         self.typical = typical
+        self.deviation = 0.0
 
     def is_pause(self, seconds: float) -> bool:
         typical = self.typical
@@ -82,7 +92,9 @@ class StepTimes:
         self._until_median -= 1
         if self._until_median < 0:
             self.typical = median(window)
-            self._sum = sum(window)  # so that rounding does not add up over millions of steps
+            self._sum = total = sum(window)  # so that rounding does not add up over millions of steps
+            mean = total / len(window)
+            self.deviation = math.sqrt(sum([(one - mean) ** 2 for one in window]) / len(window))
             self._until_median = len(window) // 4
 
     @property
@@ -121,16 +133,17 @@ class MeasuredCosts:
 
     def save_measured(self, cost: SaveCost) -> None:
         """One save is durable, and the last step that it disturbed has been seen."""
-        total = cost.stall_seconds
+        total, error = cost.stall_seconds, 0.0
         usual = self.steps.mean
         if usual is not None and self._disturbed_steps:
             total = self._disturbed_seconds - self._disturbed_steps * usual
+            error = self.steps.deviation * math.sqrt(self._disturbed_steps)
         self.forget_disturbed()
         self._saves += 1
         self.saves_here += 1
         self._stall.add(cost.stall_seconds)
         # Unclipped: noise of both signs must cancel in the mean.
-        self._cost.add(total)
+        self._cost.add(total, error)
         self._persist.add(cost.persist_seconds)
         self._durations.append(cost.stall_seconds + cost.persist_seconds)
         self._bytes = cost.bytes

@@ -1,10 +1,15 @@
-"""Saving towards a known end: one last save that surely fits, and no save wasted just before it. Pure."""
+"""Saving towards an end: a notice is answered at once, a deadline with one last save that surely fits.
+
+Pure arithmetic and a little memory of what has been answered; never reads a clock.
+"""
 
 from __future__ import annotations
 
 import math
 
 from holdfast.policy.intervals import intervals_before
+from holdfast.policy.observation import Observation
+from holdfast.units import format_seconds
 
 # Before any save has been measured, leave this much room for the last one.
 UNMEASURED_RESERVE = 60.0
@@ -27,3 +32,58 @@ def gap_towards(end: float, last_save: float, cost: float, rate: float, shortest
     if shortest > 0:
         pieces = min(pieces, max(1, math.floor(window / shortest)))
     return window / pieces
+
+
+class Ending:
+    """What is known of the end of this process, and which part of it has been answered with a save."""
+
+    def __init__(self) -> None:
+        self.deadline: float | None = None
+        self.last_save_at = math.inf
+        self.gap: float | None = None  # even part of the time that is left, once the end is near
+        self.last_save_done = False
+        self._notice: str | None = None
+        self._notice_answered: str | None = None
+
+    def plan(
+        self,
+        deadline: float | None,
+        *,
+        last_save: float,
+        surely_within: float | None,
+        step: float | None,
+        cost: float | None,
+        rate: float,
+        interval: float,
+        shortest: float,
+        longest: float,
+    ) -> None:
+        """Work out the last save and the even parts of the way to it, from the newest costs."""
+        self.deadline = deadline
+        self.last_save_at = math.inf
+        self.gap = None
+        if deadline is None:
+            return
+        self.last_save_at = last_save_at(deadline, surely_within, step)
+        window = self.last_save_at - last_save
+        if cost is not None and rate > 0 and window < HORIZON_INTERVALS * interval:
+            gap = gap_towards(self.last_save_at, last_save, cost, rate, max(shortest, step or 0.0))
+            self.gap = min(gap, longest)
+
+    def asks(self, seen: Observation) -> str | None:
+        """The reason for a save that cannot wait, or None."""
+        if seen.notice is not None and seen.notice != self._notice_answered:
+            self._notice = seen.notice
+            return seen.notice
+        if seen.now >= self.last_save_at and not self.last_save_done:
+            left = max(0.0, (self.deadline or seen.now) - seen.now)
+            return f"the last save before the deadline, {format_seconds(left)} ahead"
+        return None
+
+    def save_started(self, now: float) -> None:
+        self._notice_answered = self._notice
+        self.last_save_done = now >= self.last_save_at
+
+    def save_failed(self) -> None:
+        self._notice_answered = None
+        self.last_save_done = False

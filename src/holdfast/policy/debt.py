@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.policy.bounds import Bounds, Rule, Situation, bounds_for
 from holdfast.policy.convergence import ConvergenceSettings, worth_factor
 from holdfast.policy.costs import MeasuredCosts
-from holdfast.policy.deadline import HORIZON_INTERVALS, gap_towards, last_save_at
+from holdfast.policy.deadline import Ending
 from holdfast.policy.explanation import Explanation
 from holdfast.policy.failures import FailureRate
 from holdfast.policy.loss_watch import LossWatch
@@ -30,8 +30,10 @@ FIRST_SAVE_SECONDS = 30.0
 FIRST_SAVE_WARM_UP = 3
 # A save is never free: someone pays for the bytes. Also keeps the interval from collapsing on a fast machine.
 LEAST_COST = 1e-3
-# The cost in use follows the measured one only beyond this, so that noise does not move the interval.
-DEAD_BAND = 1.15
+# The cost in use follows the measured one only beyond these, so that noise does not move the interval. Up
+# sooner than down, because the budget is a cap.
+FOLLOW_UP = 1.04
+FOLLOW_DOWN = 1 / 1.12
 LONGEST_RETRY_PAUSE = 300.0
 
 _NOT_DUE = Decision(False, "the expected loss is below the price of a save")
@@ -90,18 +92,13 @@ class DebtPolicy:
         self._failed_in_a_row = 0
         self._retry_at = -math.inf
 
-        self._deadline: float | None = None
-        self._last_save_at = math.inf
-        self._last_save_done = False
-        self._notice: str | None = None
-        self._notice_done: str | None = None
-
+        self._ending = Ending()
         self._cost_used: float | None = None
         self._rate = 0.0
         self._factor = 1.0
         self._hazard = 0.0
-        self._end_gap: float | None = None
         self._refresh_at = -math.inf
+        self._earliest = 0.0
         self._bounds = Bounds(math.inf, 0.0, math.inf, math.inf, "none")
 
     # What the engine asks, at every step.
@@ -119,24 +116,29 @@ class DebtPolicy:
             self._costs.steps.add(length)
         age = now - self._since
         at_risk = length if length < age else age
+        # Expected loss grows with what is at risk, taken at the middle of the step.
         self._debt += self._hazard * (age - at_risk / 2) * at_risk
-        if now >= self._refresh_at or seen.deadline != self._deadline:
-            self._deadline = seen.deadline
-            self._refresh(now)
-        if self._watch is not None and seen.loss is not None:
-            t = self._training_time(now)
-            if self._watch.wants(seen.step, t):
-                self._watch.add(seen.step, t, seen.loss())
-
-        forced = self._forced(seen)
-        if forced is not None:
-            return self._save(now, forced)
-        in_rhythm = self._rhythm.due(seen, age) if self._rhythm else False
-        if seen.save_in_flight:
-            return _IN_FLIGHT
+        if now >= self._refresh_at or seen.deadline != self._ending.deadline:
+            self._refresh(now, seen.deadline)
+        if self._watch is not None:
+            self._read_loss(self._watch, seen)
+        in_rhythm = self._rhythm is not None and self._rhythm.due(seen, age)
         if now < self._retry_at:
             return _RETRY_LATER
-        bounds = self._bounds
+        if seen.notice is not None or seen.epoch_ended or now >= self._ending.last_save_at:
+            forced = self._ending.asks(seen)  # without regard to a save in flight: there may be no later one
+            if forced is None and seen.epoch_ended and self.settings.epoch_ends and not seen.save_in_flight:
+                forced = "the epoch ended"
+            if forced is not None:
+                return self._save(now, forced)
+        if seen.save_in_flight:
+            return _IN_FLIGHT
+        if age < self._earliest:
+            return _NOT_DUE
+        return self._routine(seen, age, in_rhythm)
+
+    def _routine(self, seen: Observation, age: float, in_rhythm: bool) -> Decision:
+        now, bounds, ending = seen.now, self._bounds, self._ending
         if age >= bounds.longest:
             return self._save(
                 now, f"max_loss {format_seconds(self.settings.max_loss or 0)} would be exceeded"
@@ -145,12 +147,10 @@ class DebtPolicy:
             return self._save(now, str(self._rhythm)) if in_rhythm else _OUT_OF_RHYTHM
         if self._first_save_due(age):
             return self._save(now, "first save")
-        if self._last_save_done:
+        if ending.last_save_done:
             return _ENDING
-        if age < bounds.shortest:
-            return _NOT_DUE
-        if self._end_gap is not None:
-            if age >= self._end_gap:
+        if ending.gap is not None:
+            if age >= ending.gap:
                 return self._save(now, f"an even part of the time until the deadline, {format_seconds(age)}")
             return _NOT_DUE
         if self._debt >= bounds.price:
@@ -170,8 +170,7 @@ class DebtPolicy:
         self._disturbed = True
         self._levels.save_started(now, step, self._chosen)
         self._chosen = ()
-        self._notice_done = self._notice
-        self._last_save_done = now >= self._last_save_at
+        self._ending.save_started(now)
         self._refresh_at = -math.inf
 
     def save_committed(self, now: float, cost: SaveCost) -> None:
@@ -200,8 +199,7 @@ class DebtPolicy:
                 self._since = before.since
             if self._rhythm is not None and before.rhythm is not None:
                 self._rhythm.undo(before.rhythm)
-        self._last_save_done = False
-        self._notice_done = None
+        self._ending.save_failed()
         if not self._pending:
             self._disturbed = False
             self._costs.forget_disturbed()
@@ -250,18 +248,6 @@ class DebtPolicy:
             return False
         return self._steps >= FIRST_SAVE_STEPS or age >= FIRST_SAVE_SECONDS
 
-    def _forced(self, seen: Observation) -> str | None:
-        if seen.notice is not None and seen.notice != self._notice_done:
-            self._notice = seen.notice
-            # Not again and again to a store that fails, but without regard to a save that is in flight.
-            return seen.notice if seen.now >= self._retry_at else None
-        if seen.now >= self._last_save_at and not self._last_save_done and seen.now >= self._retry_at:
-            left = format_seconds(max(0.0, (self._deadline or seen.now) - seen.now))
-            return f"the last save before the deadline, {left} ahead"
-        if seen.epoch_ended and self.settings.epoch_ends and not seen.save_in_flight:
-            return "the epoch ended"
-        return None
-
     def _save(self, now: float, reason: str) -> Decision:
         self._chosen = self._levels.due(now, self._rate * self._factor, self._usual_gap())
         return Decision(True, reason, self._chosen)
@@ -271,17 +257,21 @@ class DebtPolicy:
         return interval if math.isfinite(interval) else 0.0
 
     def _reason(self) -> str:
-        cost = format_seconds(self._cost_used or LEAST_COST)
         if self.settings.rule == "budget":
+            cost = format_seconds(self._cost_used or LEAST_COST)
             return f"the budget of {100 * self.settings.budget:.3g} % allows a save that costs {cost}"
-        return f"expected loss {format_seconds(self._debt)} exceeds the price of a save, {cost}"
+        price = format_seconds(self._bounds.price)
+        return f"expected loss {format_seconds(self._debt)} exceeds the price of a save, {price}"
 
-    def _refresh(self, now: float) -> None:
+    def _read_loss(self, watch: LossWatch, seen: Observation) -> None:
+        t = self._training_time(seen.now)
+        if seen.loss is not None and watch.wants(seen.step, t):
+            watch.add(seen.step, t, seen.loss())
+
+    def _refresh(self, now: float, deadline: float | None) -> None:
         """Take the newest costs and rates into the numbers that `decide` compares against."""
-        settings, costs = self.settings, self._costs
-        manual = settings.convergence
-        running_for = now - self._started if self._started is not None else 0.0
-        rate = self._belief.mean(running_for)
+        costs, manual = self._costs, self.settings.convergence
+        rate = self._belief.mean(now - self._started if self._started is not None else 0.0)
         cost = costs.cost_seconds
         if manual is not None:
             rate = manual.rate or rate
@@ -290,98 +280,80 @@ class DebtPolicy:
         if cost is not None:
             cost = max(cost, LEAST_COST)
             used = self._cost_used
-            if used is None or not used / DEAD_BAND < cost < used * DEAD_BAND:
+            if used is None or not used * FOLLOW_DOWN < cost < used * FOLLOW_UP:
                 self._cost_used = cost
         if self._watch is not None and manual is not None:
             spent = self._cost_used or LEAST_COST
             self._factor = worth_factor(manual, self._watch.curve, self._training_time(now), rate, spent)
         self._hazard = self._rate * self._factor
-        self._bounds = self._bounds_now()
-        self._last_save_at = math.inf
-        self._end_gap = None
-        if self._deadline is not None:
-            self._plan_end(self._deadline)
-        self._refresh_at = now + min(1.0, max(0.02, self._usual_gap() / 16))
+        self._bounds = bounds = self._bounds_now()
+        self._ending.plan(
+            deadline,
+            last_save=self._since,
+            surely_within=costs.surely_within(),
+            step=costs.steps.typical,
+            cost=self._cost_used,
+            rate=self._hazard,
+            interval=bounds.interval,
+            shortest=bounds.shortest,
+            longest=bounds.longest,
+        )
+        self._earliest = 0.0 if self._rhythm is not None or self._cost_used is None else bounds.shortest
+        self._refresh_at = now + min(1.0, max(0.02, bounds.interval / 16))
 
     def _bounds_now(self) -> Bounds:
-        step = self._costs.steps.typical or 0.0
-        persist = self._costs.persist_seconds
-        known = self._cost_used
-        stall = self._costs.stall_seconds or 0.0
+        known, costs = self._cost_used, self._costs
         here = Situation(
             rate=self._hazard,
             cost=known if known is not None else LEAST_COST,
-            slowdown=max(0.0, (known or 0.0) - stall),
-            persist=persist,
-            step=step,
-            restart=self._costs.restore_seconds or 0.0,
+            slowdown=max(0.0, (known or 0.0) - (costs.stall_seconds or 0.0)),
+            persist=costs.persist_seconds,
+            step=costs.steps.typical or 0.0,
+            restart=costs.restore_seconds or 0.0,
         )
-        bounds = bounds_for(
-            self.settings.rule, here, budget=self.settings.budget, max_loss=self.settings.max_loss
-        )
+        settings = self.settings
+        bounds = bounds_for(settings.rule, here, budget=settings.budget, max_loss=settings.max_loss)
         if known is None:  # nothing is measured: only the promise and the first save can ask for one
-            return Bounds(
-                math.inf, 0.0, bounds.longest, math.inf, "the first save is still to come", bounds.conflict
-            )
+            return Bounds(math.inf, 0.0, bounds.longest, math.inf, "first save", bounds.conflict)
         return bounds
-
-    def _plan_end(self, deadline: float) -> None:
-        step = self._costs.steps.typical
-        self._last_save_at = last_save_at(deadline, self._costs.surely_within(), step)
-        window = self._last_save_at - self._since
-        interval = self._bounds.interval
-        if self._cost_used is not None and self._hazard > 0 and window < HORIZON_INTERVALS * interval:
-            shortest = max(self._bounds.shortest, step or 0.0)
-            gap = gap_towards(self._last_save_at, self._since, self._cost_used, self._hazard, shortest)
-            self._end_gap = min(gap, self._bounds.longest)
 
     # What it tells.
 
     def explanation(self) -> Explanation:
         """The numbers that went in, the interval that came out, and the bound in force."""
-        age = self._now - self._since
-        profile = self._costs.profile()
-        bounds = self._bounds
-        interval: float | None = self._end_gap if self._end_gap is not None else bounds.interval
-        limit, rule = bounds.limit, "next save not yet known"
+        profile, ending = self._costs.profile(), self._ending
+        interval: float | None = self._bounds.interval
+        limit, rule = self._bounds.limit, "next save not yet known"
         if self._rhythm is not None:
-            rule = f"saves {self._rhythm}"
-            limit = "every"
-            interval = (
-                self.settings.every.amount
-                if self.settings.every and self.settings.every.unit == "seconds"
-                else None
-            )
-            if self.settings.every and self.settings.every.unit == "steps" and profile.step_seconds:
-                interval = self.settings.every.amount * profile.step_seconds
+            rule, limit = f"saves {self._rhythm}", "every"
+            interval = self._rhythm.seconds(profile.step_seconds)
+        elif ending.last_save_done:
+            rule, limit, interval = "the last save before the deadline is done", "deadline", None
+        elif ending.gap is not None:
+            limit, interval = "deadline", ending.gap
         elif self._cost_used is None:
-            rule = "the first save comes within 30 s or 50 steps"
-        if self._end_gap is not None:
-            limit = "deadline"
+            rule = f"first save within {FIRST_SAVE_SECONDS:.0f} s or {FIRST_SAVE_STEPS} steps"
         if interval is not None and not math.isfinite(interval):
             interval = None
-        due_in = None if interval is None else max(0.0, min(interval - age, self._last_save_at - self._now))
-        mtbf = 1 / self._rate if self._rate > 0 and self.settings.rule != "budget" else None
-        cost = self._cost_used
-        stall_share = cost / interval if cost is not None and interval else None
+        wait = None if interval is None else min(self._since + interval, ending.last_save_at) - self._now
         return Explanation(
             policy=self.settings.name,
             rule=rule,
             limit=limit,
             interval_seconds=interval,
-            next_save_in=due_in,
-            mtbf_seconds=mtbf,
+            next_save_in=wait,
+            mtbf_seconds=1 / self._rate if self._rate > 0 and self.settings.rule != "budget" else None,
             failures_seen=self._belief.seen,
-            save_cost_seconds=cost,
+            save_cost_seconds=self._cost_used,
             stall_seconds=profile.stall_seconds,
             persist_seconds=profile.persist_seconds,
             step_seconds=profile.step_seconds,
             budget=self.settings.budget,
-            stall_share=stall_share,
+            stall_share=self._cost_used / interval if self._cost_used is not None and interval else None,
             rework_share=self._rate * interval / 2 if interval else None,
             saves_measured=profile.saves,
             worth_factor=self._factor,
-            conflict=bounds.conflict,
+            conflict=self._bounds.conflict,
         )
 
     def explain(self) -> str:

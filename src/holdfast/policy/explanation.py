@@ -48,7 +48,7 @@ class Explanation:
             facts.append(f"progress weighs {self.worth_factor:.3g}x")
         parts = [f"{self._when()}: {', '.join(facts)}", f"limit in force: {self.limit}"]
         if self.stall_share is not None and self.rework_share is not None:
-            parts.append(f"stall {100 * self.stall_share:.2g} % / rework {100 * self.rework_share:.2g} %")
+            parts.append(f"stall {_percent(self.stall_share)} / rework {_percent(self.rework_share)}")
         if self.conflict:
             parts.append(self.conflict)
         return "; ".join(parts)
@@ -59,3 +59,7 @@ class Explanation:
         if self.next_save_in <= 0:
             return "save due now"
         return f"next save in {format_seconds(self.next_save_in)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share >= 1e-5 else "under 0.001 %"

@@ -7,6 +7,7 @@ mean of the MTBF would be too hopeful.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -96,7 +97,7 @@ class FailureRate:
         """The belief after one more spell."""
         fade = 0.5 ** (seconds / self.half_life)
         # A second of the spell itself fades by the time from then until its end.
-        lived = self.half_life / _LN2 * (1 - fade) if seconds else 0.0
+        lived = -self.half_life / _LN2 * math.expm1(-_LN2 * seconds / self.half_life)
         return FailureRate(
             prior_mtbf=self.prior_mtbf,
             prior_weight=self.prior_weight,
@@ -116,7 +117,7 @@ class FailureRate:
         return rate
 
 
-_LN2 = 0.6931471805599453
+_LN2 = math.log(2)
 
 
 def prior_rate(nodes: int = 1, *, spot: bool = False) -> FailureRate:

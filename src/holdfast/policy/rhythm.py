@@ -40,6 +40,14 @@ class Rhythm:
         self._saved_step = before[0]
         self._epochs_ended += before[1]
 
+    def seconds(self, step_seconds: float | None) -> float | None:
+        """The beat in seconds, as far as that can be said."""
+        if self.every.unit == "seconds":
+            return self.every.amount
+        if self.every.unit == "steps" and step_seconds is not None:
+            return self.every.amount * step_seconds
+        return None
+
     def __str__(self) -> str:
         if self.every.unit == "seconds":
             return f"every {format_seconds(self.every.amount)}"
