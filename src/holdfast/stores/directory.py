@@ -122,7 +122,7 @@ class DirectoryStore:
             used = [name.writer_epoch + 1 for name in names if name]
             return self._seat.take(writers, me, at_least=max([1, at_least, *used]))
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Give the writer's seat back. Committed checkpoints need no closing."""
         if self._seat.is_mine:
             self._seat.release()
@@ -131,7 +131,7 @@ class DirectoryStore:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        self.release()
 
     # ---- writing
 

@@ -183,6 +183,11 @@ class MemoryIO:
         self._locked.discard(self.inode_of(handle))
         self.close(handle)
 
+    def process_died(self) -> None:
+        """What the kernel does then: close everything, drop the locks, keep the files."""
+        self._handles.clear()
+        self._locked.clear()
+
     @property
     def open_handles(self) -> int:
         """How many nobody has closed: a leak if a store is done."""
