@@ -1,1 +1,56 @@
 """holdfast: automatic checkpointing for deep-learning training."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    RestoreError,
+    SaveError,
+    SetupError,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from holdfast.checkpoints.retention import Retention
+    from holdfast.engine.run import Run
+    from holdfast.engine.torch_restore import load_weights, restore
+    from holdfast.checkpoints.listing import checkpoints
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HoldfastError",
+    "InternalError",
+    "RestoreError",
+    "Retention",
+    "Run",
+    "SaveError",
+    "SetupError",
+    "StoreError",
+    "checkpoints",
+    "load_weights",
+    "restore",
+]
+
+# Looked up when first used, so that `holdfast list` on a login node does not import torch.
+_LAZY = {
+    "Retention": "holdfast.checkpoints.retention",
+    "Run": "holdfast.engine.run",
+    "checkpoints": "holdfast.checkpoints.listing",
+    "load_weights": "holdfast.engine.torch_restore",
+    "restore": "holdfast.engine.torch_restore",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

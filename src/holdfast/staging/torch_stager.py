@@ -39,8 +39,8 @@ class CopyPlan:
         positions: dict[int, tuple[Device | None, list[int], list[int]]] = {}
         for i, (place, tensor) in enumerate(zip(places, tensors, strict=True)):
             device = devices.of(tensor)
-            group = positions.setdefault(id(device), (device, [], []))
-            group[2 if place.lazy else 1].append(i)
+            _, now, later = positions.setdefault(id(device), (device, [], []))
+            (later if place.lazy else now).append(i)
         _, now, later = positions.pop(id(None), (None, [], []))
         return CopyPlan(
             places=places,

@@ -1,0 +1,204 @@
+"""Run: the user's side of holdfast. It reads settings, opens a session and passes the loop's calls on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.capture.torch_plan import take_parts
+from holdfast.capture.torch_registry import TrackedRandomness, track
+from holdfast.checkpoints.retain import Retention, parse_keep
+from holdfast.clock import Clock, SystemClock
+from holdfast.engine.handle import SaveHandle
+from holdfast.engine.run_state import RunState
+from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
+from holdfast.engine.torch_loop import Loop
+from holdfast.engine.torch_restorer import Resumed
+from holdfast.engine.torch_session import Session
+from holdfast.errors import SetupError
+from holdfast.policy.build import build_policy
+from holdfast.policy.debt import DebtPolicy
+from holdfast.policy.failures import FailureHistory
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.journal import read_events
+from holdfast.units import Every
+
+
+class Run:
+    """Checkpoints a training loop, and continues it where it stopped.
+
+    >>> with holdfast.Run("runs/resnet50", model=model, optimizer=opt, scheduler=sched) as run:
+    ...     for epoch in run.epochs(90):
+    ...         for x, y in run.batches(loader):
+    ...             loss = loss_fn(model(x), y)
+    ...             loss.backward()
+    ...             opt.step(); sched.step(); opt.zero_grad()
+    ...             run.end_step(loss=loss)
+
+    `path` is the run's folder. Objects are tracked by keyword: anything with `state_dict` and
+    `load_state_dict`. Everything else has a default that needs no thought:
+
+    - `policy`, `budget`, `every`, `max_loss`, `mtbf`: when to save; see docs/policies.md.
+    - `keep`: which checkpoints stay: a number, or words such as "latest 3, best 2 of -val_loss".
+    - `seed`: the order of the data is a function of it and of the epoch.
+    - `on_save_error`: "warn" (training goes on, a later boundary tries again) or "raise".
+    - `copy`: "auto", "overlapped" or "blocking"; `memory_limit`: host memory that staging may take.
+    - `save_frozen=False` leaves out parameters that do not require gradients.
+    - `seed_samples=False` leaves the randomness inside datasets alone; see docs/data.md.
+    - `wait_limit`: seconds after which a wait for the disk is given up.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        policy: str = "auto",
+        budget: str | float = "3%",
+        every: str | int | Every | None = None,
+        max_loss: str | float | None = None,
+        mtbf: str | float | None = None,
+        tiers: Sequence[str] | None = None,
+        keep: int | str | Retention = 2,
+        seed: int = 0,
+        on_save_error: OnSaveError = "warn",
+        copy: CopyMode = "auto",
+        memory_limit: str | int | None = None,
+        save_frozen: bool = True,
+        seed_samples: bool = True,
+        audit_data: bool = False,
+        wait_limit: float = 600.0,
+        clock: Clock | None = None,
+        **tracked: Any,
+    ) -> None:
+        _refuse_what_is_not_there_yet(tiers)
+        self.path = os.fspath(path)
+        self._settings = Settings(
+            seed=seed,
+            on_save_error=on_save_error,
+            copy=copy,
+            memory_limit_bytes=as_bytes(memory_limit),
+            save_frozen=save_frozen,
+            seed_samples=seed_samples,
+            audit_data=audit_data,
+            wait_limit_seconds=wait_limit,
+        )
+        self._clock = clock or SystemClock()
+        self._retention = parse_keep(keep)
+        self._when: dict[str, Any] = {
+            "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
+        }  # fmt: skip
+        self.policy: DebtPolicy = build_policy(**self._when)
+        self._state = RunState(seed)
+        self._tracked = [*track(tracked, save_frozen=save_frozen), self._state, TrackedRandomness()]
+        # A value that cannot be stored is an error here, not after the first hours of training.
+        take_parts(self._tracked)
+        self._session: Session | None = None
+        self.resumed: Resumed | None = None
+
+    # ---- the with block
+
+    def __enter__(self) -> Self:
+        if self._session is not None:
+            raise SetupError("this run is already open")
+        store = DirectoryStore(self.path, clock=self._clock)
+        store.claim()
+        try:
+            events = read_events(self.path)
+            self.policy = build_policy(**self._when, history=FailureHistory.from_events(events))
+            self._session = Session(
+                store, self._tracked, self._state, self.policy, self._retention, self._settings, self._clock,
+                events,
+            )  # fmt: skip
+        except BaseException:
+            store.release()
+            raise
+        self._loop = Loop(self._session, self._settings)
+        self.resumed = self._session.resumed
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session = self._require_open()
+        try:
+            session.finish(failed=error is not None)
+        finally:
+            self._session = None
+
+    # ---- what the user reads
+
+    @property
+    def step(self) -> int:
+        """Step boundaries passed, over all attempts of this run."""
+        return self._state.step
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed, over all attempts of this run."""
+        return self._state.epoch
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Plain values of yours that are saved with every checkpoint and restored."""
+        return self._state.extras
+
+    @property
+    def stopping(self) -> bool:
+        """Whether SIGTERM or Ctrl-C asked the loop to end."""
+        return self._session is not None and self._session.stop_reason is not None
+
+    @property
+    def save_due(self) -> bool:
+        """For loops that save on their own terms: would the policy save now?"""
+        return self._require_open().would_save()
+
+    # ---- the loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs still to do, beginning inside the one that was interrupted."""
+        self._require_open()
+        return self._loop.epochs(count)
+
+    def batches(self, loader: Any, name: str | None = None) -> Iterator[Any]:
+        """The batches of this epoch that training has not seen yet, in their fixed order.
+
+        Without `end_step`, pulling the next batch after an optimizer step is the boundary.
+        """
+        self._require_open()
+        return self._loop.batches(loader, name)
+
+    def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
+        """Until `count` steps are done: their numbers, or with `over=loader` its batches, epoch after epoch."""
+        self._require_open()
+        return self._loop.numbers(count) if over is None else self._loop.endless_batches(count, over, name)
+
+    def end_step(self, loss: Any = None, **metrics: float) -> None:
+        """A step is complete: the model, the optimizer and the data position belong together now.
+
+        `loss` and other numbers are recorded with the next checkpoint; a tensor is read only when needed.
+        """
+        session = self._session
+        if session is None:
+            session = self._require_open()
+        session.end_step(loss, metrics)
+
+    def save_now(self, reason: str = "asked for", *, keep: str | None = None, notes: str = "") -> SaveHandle:
+        """Save at once, whatever the policy thinks. `keep="name"` keeps this checkpoint for ever.
+
+        Returns a handle at once; `handle.wait()` returns when the checkpoint is durable.
+        """
+        return self._require_open().save_now(reason, keep=keep, notes=notes)
+
+    def _require_open(self) -> Session:
+        if self._session is None:
+            raise SetupError("this run is not open", hint="use it in a with block: with holdfast.Run(...) as run:")
+        return self._session
+
+
+def _refuse_what_is_not_there_yet(tiers: Sequence[str] | None) -> None:
+    if tiers is not None:
+        raise SetupError("tiers= is not available in this version", hint="the run's own folder is the one tier")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SetupError("several ranks are not supported in this version", hint="run a single process")

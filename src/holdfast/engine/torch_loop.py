@@ -1,0 +1,88 @@
+"""Epochs, steps and batches: the iterators of a run. They end early when the run is asked to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.data.torch_feed import Feed
+from holdfast.engine.settings import Settings
+from holdfast.engine.torch_session import Session
+from holdfast.errors import SetupError
+
+
+class Loop:
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session = session
+        self._settings = settings
+        self._loaders: dict[str, Any] = {}
+
+    def epochs(self, count: int) -> Iterator[int]:
+        session, state = self._session, self._session.state
+        while state.epoch < count and not self._stop_now():
+            yield state.epoch
+            # A signal may have come during the epoch: then it is not over, and goes on after the restart.
+            if not self._stop_now():
+                session.end_epoch(is_last=state.epoch + 1 >= count)
+
+    def batches(self, loader: Any, name: str | None) -> Iterator[Any]:
+        session = self._session
+        for batch in self.feed(loader, name).batches(session.state.epoch):
+            session.stepped = False
+            yield batch
+            if session.stepped:
+                session.end_step(None, {})
+            if self._stop_now():
+                return
+        session.meter.pause()
+
+    def numbers(self, count: int) -> Iterator[int]:
+        session, state = self._session, self._session.state
+        while state.step < count and not self._stop_now():
+            before = state.step
+            session.stepped = False
+            yield before
+            if state.step == before:
+                session.end_step(None, {})
+        state.is_complete = state.step >= count
+
+    def endless_batches(self, count: int, loader: Any, name: str | None) -> Iterator[Any]:
+        """Batches, epoch after epoch, until `count` steps are done."""
+        session, state = self._session, self._session.state
+        feed = self.feed(loader, name)
+        if len(feed) == 0:
+            raise SetupError("run.steps(over=...) was given a loader without batches")
+        while state.step < count and not self._stop_now():
+            yield from self._batches_until(count, loader, name)
+            if state.step < count and not self._stop_now():
+                session.end_epoch(is_last=False)
+        state.is_complete = state.step >= count
+
+    def _batches_until(self, count: int, loader: Any, name: str | None) -> Iterator[Any]:
+        batches = self.batches(loader, name)
+        while self._session.state.step < count:
+            try:
+                yield next(batches)
+            except StopIteration:
+                return
+
+    def _stop_now(self) -> bool:
+        # In the middle of a gradient accumulation there is no state to save; go on to the optimizer step.
+        return self._session.stop_reason is not None and self._session.is_clean
+
+    def feed(self, loader: Any, name: str | None) -> Feed:
+        """The position in this loader: one per loader, named by the order in which they are first used."""
+        state = self._session.state
+        for known, owner in self._loaders.items():
+            if owner is loader and name in (None, known):
+                feed: Feed = state.feeds[known]
+                return feed
+        name = name or f"loader{len(self._loaders)}"
+        if name in self._loaders:
+            raise SetupError(f"two loaders are called {name!r}", hint="give each its own name=")
+        feed = Feed(loader, name=name, seed=self._settings.seed, seed_samples=self._settings.seed_samples)
+        if name in state.positions:
+            feed.load_state_dict(state.positions.pop(name))
+        self._loaders[name] = loader
+        state.feeds[name] = feed
+        return feed

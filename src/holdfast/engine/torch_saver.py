@@ -1,0 +1,206 @@
+"""The save flow: snapshot on the training thread, write and commit behind it, outcome back to the caller.
+
+A failed save never kills or hangs training and never poisons the next one: its memory comes back, its
+error is kept for whoever asks, and the next boundary starts afresh from the live state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.capture.torch_plan import encode_values, summarise
+from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
+from holdfast.clock import Clock
+from holdfast.engine.background import Worker
+from holdfast.engine.handle import SaveHandle
+from holdfast.engine.torch_snapshots import Snapshots, Taken
+from holdfast.errors import HoldfastError, InternalError, SaveError, TornSnapshot
+from holdfast.events import Emit, SaveCommitted, SaveFailed, SnapshotTaken, SnapshotTorn
+from holdfast.format.manifest import Parent, utc_text
+from holdfast.stores.directory import DirectoryStore
+
+log = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveRequest:
+    """Why this save, and what its manifest should say."""
+
+    step: int
+    reason: str
+    progress: Mapping[str, Any]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+    keep: str | None = None
+
+
+class Saver:
+    def __init__(
+        self,
+        store: DirectoryStore,
+        snapshots: Snapshots,
+        environment: Mapping[str, Any],
+        clock: Clock,
+        emit: Emit,
+        persister: Worker,
+        *,
+        wait_limit: float,
+        parent: Parent | None,
+        after_commit: Callable[[Committed], None],
+    ) -> None:
+        self._store = store
+        self._snapshots = snapshots
+        self._environment = environment
+        self._clock = clock
+        self._emit = emit
+        self._persister = persister
+        self._wait_limit = wait_limit
+        self._parent = parent
+        self._after_commit = after_commit
+        self._previous: Committed | None = None
+        self._pending: deque[SaveHandle] = deque()
+        self.last_mode: str = "overlapped"
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self._pending) and not all(handle.done for handle in self._pending)
+
+    def start(
+        self, request: SaveRequest, *, blocking: bool = False, slot_timeout: float = 0.0
+    ) -> SaveHandle | None:
+        """Take a snapshot and hand it on. None if no staging slot was free."""
+        handle = SaveHandle(request.step, request.reason, self._wait_limit)
+        started = self._clock.monotonic()
+        try:
+            taken = self._snapshots.take(blocking=blocking, slot_timeout=slot_timeout)
+        except HoldfastError as error:
+            return self._failed_at_once(handle, error)
+        except (RuntimeError, MemoryError, OSError) as error:
+            return self._failed_at_once(handle, SaveError(f"cannot snapshot step {request.step}: {error}"))
+        if taken is None:
+            return None
+        self.last_mode = taken.mode
+        self._pending.append(handle)
+        if taken.snapshot is None:
+            # Streamed from the live tensors: nothing may change until it is written.
+            self._persist(handle, request, taken, 0.0)
+            handle.stall_seconds = self._clock.monotonic() - started
+        else:
+            before_copy = self._clock.monotonic() - started - taken.snapshot.stall_seconds
+            self._persister.submit(lambda: self._persist(handle, request, taken, before_copy))
+        return handle
+
+    def _failed_at_once(self, handle: SaveHandle, error: HoldfastError) -> SaveHandle:
+        self._pending.append(handle)
+        self._emit(SaveFailed(time=self._clock.wall(), step=handle.step, error=str(error)))
+        handle.failed(error)
+        return handle
+
+    def finished(self) -> list[SaveHandle]:
+        """Saves that ended since the last call, oldest first. For the training thread."""
+        ended = []
+        while self._pending and self._pending[0].done:
+            ended.append(self._pending.popleft())
+        return ended
+
+    def _persist(self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float) -> None:
+        """On the background worker. Must always settle the handle and give the memory back."""
+        try:
+            committed = self._write(handle, request, taken, before_copy)
+        except HoldfastError as error:
+            self._report(handle, error)
+        except Exception as error:  # noqa: BLE001  carried to the caller through the handle
+            self._report(handle, InternalError(f"saving step {request.step} failed: {error!r}"))
+        else:
+            self._warn_if_stale(committed)
+            self._previous, self._parent = committed, committed.as_parent
+            handle.committed(str(committed.name))
+            self._emit(
+                SaveCommitted(
+                    time=self._clock.wall(),
+                    step=request.step,
+                    name=str(committed.name),
+                    persist_seconds=handle.persist_seconds,
+                    bytes=handle.bytes,
+                    reason=request.reason,
+                )
+            )
+            self._after_commit(committed)
+
+    def _write(
+        self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float
+    ) -> Committed:
+        snapshot = taken.snapshot
+        try:
+            if snapshot is not None:
+                if not snapshot.wait(self._wait_limit):
+                    raise SaveError(f"copying the state of step {request.step} did not finish")
+                handle.stall_seconds = before_copy + snapshot.stall_seconds
+                if snapshot.error is not None:
+                    raise snapshot.error
+            started = self._clock.monotonic()
+            handle.bytes = taken.plan.total_bytes
+            committed = write_checkpoint(self._store, self._draft(request, taken), taken.sources)
+            handle.persist_seconds = self._clock.monotonic() - started
+            self._emit(
+                SnapshotTaken(
+                    time=self._clock.wall(),
+                    step=request.step,
+                    mode=taken.mode,
+                    # Read again: the fence may have waited since.
+                    stall_seconds=before_copy + snapshot.stall_seconds if snapshot else handle.persist_seconds,
+                    copy_seconds=snapshot.copy_seconds if snapshot else 0.0,
+                    bytes=handle.bytes,
+                )
+            )
+            if snapshot is not None:
+                handle.stall_seconds = before_copy + snapshot.stall_seconds
+            return committed
+        finally:
+            # A snapshot that is still being copied keeps its slot: handing it out again would mix two steps.
+            if snapshot is None or snapshot.wait(0):
+                taken.release()
+
+    def _draft(self, request: SaveRequest, taken: Taken) -> CheckpointDraft:
+        return CheckpointDraft(
+            writer_epoch=self._store.writer_epoch,
+            step=request.step,
+            created=utc_text(self._clock.wall()),
+            reason=request.reason,
+            parent=self._parent,
+            progress=request.progress,
+            values=encode_values(taken.parts),
+            contains=summarise(taken.parts),
+            environment=self._environment,
+            metrics=request.metrics,
+            tags=request.tags,
+            notes=request.notes,
+            keep=request.keep,
+            roles={image.file: image.role for image in taken.plan.images},
+        )
+
+    def _report(self, handle: SaveHandle, error: HoldfastError) -> None:
+        if isinstance(error, TornSnapshot):
+            self._emit(SnapshotTorn(time=self._clock.wall(), step=handle.step, tensor=error.message))
+        self._emit(SaveFailed(time=self._clock.wall(), step=handle.step, error=str(error)))
+        handle.failed(error)
+
+    def _warn_if_stale(self, committed: Committed) -> None:
+        """Every weight equal to the last save's although steps went by: a stale buffer, or lr = 0."""
+        previous = self._previous
+        if previous is None or previous.manifest.step == committed.manifest.step:
+            return
+        before = {f.name: f.digests for f in previous.manifest.files if f.role == "weights"}
+        after = {f.name: f.digests for f in committed.manifest.files if f.role == "weights"}
+        if after and before == after:
+            log.warning(
+                "holdfast: step %d has exactly the weights of step %d; is the learning rate 0, or is the "
+                "model that is trained not the one that is tracked?",
+                committed.manifest.step,
+                previous.manifest.step,
+            )

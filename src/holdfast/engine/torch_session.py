@@ -1,0 +1,298 @@
+"""An open run: from the moment its folder is claimed until it is given back. Sequences; decides nothing.
+
+Everything here runs on the training thread, except what is handed to a worker by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from typing import Any, cast
+
+from holdfast.capture.environment import describe_environment
+from holdfast.capture.torch_optimizer import TrackedOptimizer
+from holdfast.capture.torch_registry import Tracked
+from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.retain import Ledger, Retention, prune
+from holdfast.checkpoints.write import Committed
+from holdfast.clock import Clock
+from holdfast.engine.background import Worker
+from holdfast.engine.copy_meter import CopyMeter
+from holdfast.engine.handle import SaveHandle
+from holdfast.engine.run_state import RunState
+from holdfast.engine.settings import Settings
+from holdfast.engine.stop_signals import StopSignals
+from holdfast.engine.telemetry import Telemetry
+from holdfast.engine.torch_restorer import Resumed, restore_newest
+from holdfast.engine.torch_saver import Saver, SaveRequest
+from holdfast.engine.torch_snapshots import Snapshots
+from holdfast.errors import HoldfastError, SaveError, StoreError, TornSnapshot
+from holdfast.events import (
+    CheckpointRejected,
+    Event,
+    Progress,
+    Pruned,
+    Restored,
+    RunEnded,
+    RunStarted,
+    SaveCommitted,
+    SaveDecided,
+)
+from holdfast.format.manifest import Parent
+from holdfast.policy.debt import DebtPolicy
+from holdfast.policy.observation import Decision, Observation, SaveCost
+from holdfast.staging.copy_choice import Mode
+from holdfast.staging.torch_fence import Fence
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.journal import Journal
+
+log = logging.getLogger("holdfast")
+HEARTBEAT_SECONDS = 5.0
+_TORN = Decision(True, "the last snapshot was torn; taken again, all at once")
+
+
+class Session:
+    def __init__(
+        self,
+        store: DirectoryStore,
+        tracked: list[Tracked],
+        state: RunState,
+        policy: DebtPolicy,
+        retention: Retention,
+        settings: Settings,
+        clock: Clock,
+        history: list[Event],
+    ) -> None:
+        self.state = state
+        self.policy = policy
+        self.resumed: Resumed | None = None
+        self._store = store
+        self._tracked = tracked
+        self._retention = retention
+        self._settings = settings
+        self._clock = clock
+        self._ledger = Ledger()
+        self._telemetry = Telemetry(Journal(store.where).append)
+        self._emit = self._telemetry.emit
+        parent = self._restore(history)
+        self._optimizers = [t.optimizer for t in tracked if isinstance(t, TrackedOptimizer)]
+        self._persister = Worker("holdfast-persist", idle=self._telemetry.flush, polite=True)
+        self._copier = Worker("holdfast-copy")
+        self.snapshots = Snapshots(tracked, settings, clock, self._copier)
+        self.meter = CopyMeter(self.snapshots.choice)
+        self._saver = Saver(
+            store, self.snapshots, describe_environment(), clock, self._emit, self._persister,
+            wait_limit=settings.wait_limit_seconds, parent=parent, after_commit=self._after_commit,
+        )  # fmt: skip
+        self.signals = StopSignals()
+        self._metrics: dict[str, float] = {}
+        self._loss: Any = None
+        self.stepped = False
+        self.is_clean = True
+        self._retry_blocking = False
+        self._last_saved: tuple[int, int] | None = (state.step, state.epoch) if self.resumed else None
+        self._last_boundary = self._heartbeat_at = clock.monotonic()
+        self._fence = Fence(self._optimizers, self.snapshots.hold_updates, self._optimizer_stepped)
+        self.signals.install()
+        self._emit(
+            RunStarted(
+                time=clock.wall(), step=state.step, host=os.uname().nodename, pid=os.getpid(),
+                writer_epoch=store.writer_epoch,
+            )
+        )  # fmt: skip
+        self._telemetry.flush()
+
+    # ---- restoring
+
+    def _restore(self, history: list[Event]) -> Parent | None:
+        def reject(found: Found, why: str) -> None:
+            self._emit(CheckpointRejected(time=self._clock.wall(), name=str(found.name), why=why))
+
+        restored = restore_newest(self._store, self._tracked, self._clock, on_reject=reject)
+        if restored is None:
+            return None
+        resumed, loaded = restored
+        reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
+        lost = None if reached is None else max(reached - resumed.step, 0)
+        self.resumed = resumed = Resumed(**{**vars(resumed), "steps_lost": lost})
+        self._ledger.resumed_from = resumed.name
+        self.policy.restore_state(self.state.policy)
+        self.policy.restored(self._clock.monotonic(), resumed.step, resumed.seconds)
+        self._emit(
+            Restored(
+                time=self._clock.wall(), step=resumed.step, name=resumed.name, seconds=resumed.seconds,
+                bytes=resumed.bytes, steps_lost=lost,
+            )
+        )  # fmt: skip
+        return loaded.found.as_parent
+
+    # ---- step boundaries
+
+    @property
+    def stop_reason(self) -> str | None:
+        return self.signals.reason
+
+    def end_step(self, loss: Any, metrics: dict[str, float]) -> None:
+        state, now = self.state, self._clock.monotonic()
+        state.step += 1
+        self.meter.boundary(now)
+        self.settle_saves(may_raise=True)
+        self.is_clean = self.stepped or not self._gradients_pending()
+        self.stepped = False
+        if loss is not None:
+            self._loss = loss.detach() if hasattr(loss, "detach") else loss
+        if metrics:
+            self._metrics.update(metrics)
+        decision = self.policy.decide(self._observe(now))
+        if self._retry_blocking and not decision.save:
+            decision = _TORN
+        if self.is_clean:
+            if decision.save:
+                self.start_save(decision.reason, now)
+            elif self.signals.reason is not None and self._last_saved != (state.step, state.epoch):
+                # Now and not only at the end: the code behind the loop may not get the time to run.
+                self.start_save(f"stopping: {self.signals.reason}", now, forced=True)
+        if now >= self._heartbeat_at:
+            self._heartbeat(now)
+        self._last_boundary = now
+
+    def end_epoch(self, *, is_last: bool) -> None:
+        self.state.epoch += 1
+        self.state.is_complete = is_last
+        self.meter.pause()
+        now = self._clock.monotonic()
+        decision = self.policy.decide(self._observe(now, epoch_ended=True))
+        if decision.save and self.is_clean:
+            self.start_save(decision.reason, now, tags=("epoch-end",))
+
+    def would_save(self) -> bool:
+        return self.policy.decide(self._observe(self._clock.monotonic())).save
+
+    def _observe(self, now: float, *, epoch_ended: bool = False) -> Observation:
+        return Observation(
+            now=now,
+            step=self.state.step,
+            epoch=self.state.epoch,
+            epoch_ended=epoch_ended,
+            save_in_flight=self._saver.in_flight or not self.snapshots.slot_available,
+            loss=self._read_loss if self._loss is not None else None,
+        )
+
+    def _read_loss(self) -> float:
+        try:
+            return float(self._loss)
+        except (TypeError, ValueError, RuntimeError):
+            return math.nan
+
+    def _optimizer_stepped(self) -> None:
+        self.stepped = True
+
+    def _gradients_pending(self) -> bool:
+        """Whether gradients are being accumulated: a checkpoint would lose them."""
+        return any(
+            p.grad is not None for o in self._optimizers for group in o.param_groups for p in group["params"]
+        )
+
+    def _heartbeat(self, now: float) -> None:
+        self._heartbeat_at = now + HEARTBEAT_SECONDS
+        self._emit(
+            Progress(
+                time=self._clock.wall(), step=self.state.step, epoch=self.state.epoch,
+                step_seconds=now - self._last_boundary,
+                loss=self._read_loss() if self._loss is not None else None,
+            )
+        )  # fmt: skip
+
+    # ---- saving
+
+    def save_now(self, reason: str, *, keep: str | None = None, notes: str = "") -> SaveHandle:
+        handle = self.start_save(reason, self._clock.monotonic(), forced=True, keep=keep, notes=notes)
+        if handle is None:
+            raise SaveError(f"no staging memory came free for the save of step {self.state.step}")
+        return handle
+
+    def start_save(
+        self, reason: str, now: float, *, forced: bool = False, tags: tuple[str, ...] = (),
+        keep: str | None = None, notes: str = "",
+    ) -> SaveHandle | None:  # fmt: skip
+        """None if no staging slot is free; a forced save waits for one."""
+        state = self.state
+        state.policy = self.policy.state()
+        loss = {"loss": self._read_loss()} if self._loss is not None else {}
+        request = SaveRequest(
+            step=state.step, reason=reason, progress=state.progress(), metrics={**self._metrics, **loss},
+            tags=tags, notes=notes, keep=keep,
+        )  # fmt: skip
+        limit = self._settings.wait_limit_seconds if forced else 0.0
+        handle = self._saver.start(request, blocking=self._retry_blocking, slot_timeout=limit)
+        if handle is not None:
+            self._retry_blocking = False
+            self._last_saved = (state.step, state.epoch)
+            self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason))
+            self.policy.save_started(now, state.step)
+            self.meter.save_started(now, cast(Mode, self._saver.last_mode))
+        return handle
+
+    def settle_saves(self, *, may_raise: bool) -> None:
+        """Hear how background saves ended. A failure is said here, at the first boundary after it."""
+        for handle in self._saver.finished():
+            now = self._clock.monotonic()
+            if handle.error is None:
+                self.policy.save_committed(
+                    now, SaveCost(handle.step, handle.stall_seconds, handle.persist_seconds, handle.bytes)
+                )
+                continue
+            self.policy.save_failed(now, handle.step)
+            self._last_saved = None
+            self._retry_blocking = isinstance(handle.error, TornSnapshot)
+            log.warning("holdfast: the save of step %d failed: %s", handle.step, handle.error)
+            if may_raise and self._settings.on_save_error == "raise":
+                raise handle.error
+
+    def _after_commit(self, committed: Committed) -> None:
+        """On the background worker: the successor is durable, so something older may go."""
+        self._ledger.committed.add(str(committed.name))
+        try:
+            done = prune(self._store, self._retention, self._ledger, retired=self._tell_pruned)
+            if done.refused and len(self._ledger.committed) > self._retention.latest:
+                log.warning("holdfast: nothing was pruned: %s", done.refused)
+        except (StoreError, SaveError) as error:
+            log.warning("holdfast: pruning failed, older checkpoints stay: %s", error)
+        self._telemetry.flush()
+
+    def _tell_pruned(self, name: str, why: str) -> None:
+        self._emit(Pruned(time=self._clock.wall(), name=name, why=why))
+
+    # ---- the end
+
+    def finish(self, *, failed: bool) -> None:
+        how = "error" if failed else ("stopped" if self.signals.reason else "finished")
+        try:
+            if not failed:
+                self._last_save(how)
+            self._drain(may_raise=not failed)
+        finally:
+            self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=how))
+            self._fence.remove()
+            self.signals.remove()
+            self._telemetry.flush()
+            self._store.release()
+
+    def _last_save(self, how: str) -> None:
+        self.settle_saves(may_raise=False)
+        if self._last_saved == (self.state.step, self.state.epoch) or not self.is_clean:
+            return
+        reason = f"stopping: {self.signals.reason}" if how == "stopped" else "the training loop ended"
+        try:
+            self.save_now(reason).wait()
+        except HoldfastError as error:
+            log.error("holdfast: the last checkpoint (step %d) was not saved: %s", self.state.step, error)
+            if self._settings.on_save_error == "raise":
+                raise
+
+    def _drain(self, *, may_raise: bool) -> None:
+        limit = self._settings.wait_limit_seconds
+        if not (self._copier.close(limit) and self._persister.close(limit)):
+            log.error("holdfast: a save did not end within %.0f s and was given up", limit)
+        self.settle_saves(may_raise=may_raise)

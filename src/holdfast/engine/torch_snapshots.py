@@ -1,0 +1,182 @@
+"""From tracked objects to snapshots: plan once, lease a slot, copy now or behind the next pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.capture.torch_optimizer import TrackedOptimizer
+from holdfast.capture.torch_plan import Part, StatePlan, plan_state, take_parts
+from holdfast.capture.torch_registry import Tracked
+from holdfast.clock import Clock
+from holdfast.engine.background import Worker
+from holdfast.engine.settings import Settings
+from holdfast.errors import SaveError
+from holdfast.staging.copy_choice import CopyChoice, Mode
+from holdfast.staging.memory_budget import SlotBudget, available_host_bytes, choose_slots
+from holdfast.staging.slots import Slot, SlotPool
+from holdfast.staging.torch_copy import Placed
+from holdfast.staging.torch_device import Devices
+from holdfast.staging.torch_stager import CopyPlan, Snapshot
+from holdfast.staging.torch_stream import StreamedImage
+
+log = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan and the memory that fits it."""
+
+    plan: StatePlan
+    copies: CopyPlan
+    budget: SlotBudget
+    pool: SlotPool
+
+
+@dataclass
+class Taken:
+    """A snapshot with everything that a manifest needs to say about it. `sources` are what to write."""
+
+    parts: Sequence[Part]
+    plan: StatePlan
+    mode: Mode
+    snapshot: Snapshot | None
+    streamed: Sequence[StreamedImage] = ()
+
+    @property
+    def sources(self) -> Sequence[Any]:
+        return self.snapshot.images if self.snapshot else self.streamed
+
+    def release(self) -> None:
+        if self.snapshot is not None:
+            self.snapshot.lease.release()
+
+
+class Snapshots:
+    """Takes snapshots of the tracked objects. Used by the training thread only."""
+
+    def __init__(
+        self,
+        tracked: Sequence[Tracked],
+        settings: Settings,
+        clock: Clock,
+        copier: Worker,
+        *,
+        devices: Devices | None = None,
+        available_bytes: Callable[[], int] = available_host_bytes,
+    ) -> None:
+        self._tracked = tracked
+        self._settings = settings
+        self._clock = clock
+        self._copier = copier
+        self._devices = devices or Devices()
+        self._available_bytes = available_bytes
+        self._layout: Layout | None = None
+        self._unfinished: list[Snapshot] = []
+        self.choice = CopyChoice(None if settings.copy == "auto" else settings.copy)
+
+    @property
+    def budget(self) -> SlotBudget | None:
+        return self._layout.budget if self._layout else None
+
+    @property
+    def slot_available(self) -> bool:
+        return self._layout is None or self._layout.budget.slots == 0 or self._layout.pool.available
+
+    def hold_updates(self) -> None:
+        """The fence, called before every optimizer step."""
+        unfinished, self._unfinished = self._unfinished, []
+        for snapshot in unfinished:
+            snapshot.hold_updates()
+
+    def take(self, *, blocking: bool = False, slot_timeout: float = 0.0) -> Taken | None:
+        """Snapshot the state as it is now. None if no slot came free within `slot_timeout`."""
+        parts = take_parts(self._tracked)
+        layout, tensors = self._fit(parts, slot_timeout)
+        if layout.budget.slots == 0:
+            return Taken(parts, layout.plan, "blocking", None, _streams(layout.plan, tensors))
+        lease = layout.pool.lease(slot_timeout)
+        if lease is None:
+            return None
+        mode: Mode = "blocking" if blocking else self.choice.next_mode()
+        snapshot = Snapshot(lease, layout.copies, tensors, self._clock, self._settings.wait_limit_seconds)
+        try:
+            snapshot.begin()
+        except BaseException:
+            lease.release()
+            raise
+        if mode == "blocking":
+            started = self._clock.monotonic()
+            snapshot.finish()
+            snapshot.stall_seconds += self._clock.monotonic() - started
+        else:
+            self._unfinished.append(snapshot)
+            self._copier.submit(snapshot.finish)
+        return Taken(parts, layout.plan, mode, snapshot)
+
+    def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout, list[torch.Tensor]]:
+        if self._layout is not None:
+            tensors = self._layout.plan.select(parts)
+            if tensors is not None:
+                return self._layout, tensors
+            self._retire_layout(slot_timeout)
+        plan = plan_state(parts, self._lazy_ids())
+        tensors = plan.select(parts)
+        if tensors is None:
+            raise SaveError("the state changed while it was being planned", hint="is another thread training?")
+        self._layout = self._make_layout(plan, tensors)
+        return self._layout, tensors
+
+    def _retire_layout(self, slot_timeout: float) -> None:
+        """Wait for the old layout's slots: holding both would break the memory budget."""
+        assert self._layout is not None
+        for _ in range(self._layout.budget.slots):
+            if self._layout.pool.lease(max(slot_timeout, self._settings.wait_limit_seconds)) is None:
+                raise SaveError("the previous save still holds its memory", hint="the disk may be gone")
+        self._layout = None
+
+    def _make_layout(self, plan: StatePlan, tensors: list[torch.Tensor]) -> Layout:
+        sizes = sum(image.layout.padded_size for image in plan.images)
+        budget = choose_slots(sizes, self._available_bytes(), self._settings.memory_limit_bytes)
+        (log.info if budget.slots == 2 else log.warning)("holdfast: staging memory: %s", budget.reason)
+        on_device = [t for t in tensors if t.device.type != "cpu"][:1]
+
+        def make_slot() -> Slot:
+            return Slot(
+                [image.file for image in plan.images],
+                [image.layout for image in plan.images],
+                lambda nbytes: self._devices.host_memory(on_device, nbytes),
+            )
+
+        copies = CopyPlan.of(plan.placements, tensors, self._devices)
+        return Layout(plan, copies, budget, SlotPool(make_slot, budget.slots))
+
+    def _lazy_ids(self) -> set[int]:
+        """Tensors that only the step of a tracked optimizer changes, so that the fence protects them."""
+        optimizers = [t for t in self._tracked if isinstance(t, TrackedOptimizer)]
+        fenced = {ident for t in optimizers for ident in t.fenced_parameters()}
+        for tracked in optimizers:
+            for state in tracked.optimizer.state.values():
+                if isinstance(state, dict):
+                    fenced.update(id(v) for v in state.values() if isinstance(v, torch.Tensor))
+        for item in self._tracked:
+            module = getattr(item, "module", None)
+            if isinstance(module, torch.nn.Module):
+                params = list(module.parameters())
+                if any(id(p) in fenced for p in params):
+                    # Frozen beside trained ones: nothing changes them; the version check would see it.
+                    fenced.update(id(p) for p in params if not p.requires_grad)
+        return fenced
+
+
+def _streams(plan: StatePlan, tensors: Sequence[torch.Tensor]) -> list[StreamedImage]:
+    streams = []
+    for index, image in enumerate(plan.images):
+        members = [i for i, place in enumerate(plan.placements) if place.image == index]
+        places: list[Placed] = [plan.placements[i] for i in members]
+        streams.append(StreamedImage(image.file, image.layout, places, [tensors[i] for i in members]))
+    return streams
