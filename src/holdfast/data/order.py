@@ -70,7 +70,8 @@ class _Scrambled:
     def __init__(self, size: int, key: int) -> None:
         self.size = size
         bits = (size - 1).bit_length()
-        # Half-width words are twice as fast, and enough for every dataset below four thousand million samples.
+        # Half-width words are twice as fast, and enough for every dataset below four thousand million
+        # samples.
         self._word: type[np.uint32 | np.uint64] = np.uint32 if bits <= 32 else np.uint64
         self._low_bits = self._word(bits // 2)
         self._low = self._word((1 << (bits // 2)) - 1)

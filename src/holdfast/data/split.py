@@ -4,8 +4,9 @@ A step takes the next `world x batch` items of the order and deals them out like
 world-th from r on, which is what torch's DistributedSampler does. Nothing here depends on how earlier items
 were shared, so ranks and batch sizes may change at any count.
 
-The end of the order rarely fits. Either a few items of its beginning are repeated until all ranks have equally
-many (`padding`, never more than world - 1 items), or the rest that cannot be shared equally is left out.
+The end of the order rarely fits. Either a few items of its beginning are repeated until all ranks have
+equally many (`padding`, never more than world - 1 items), or the rest that cannot be shared equally is
+left out.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def turns_of_order(order: Order, start: int, share: Share) -> Iterator[Turn]:
 
 
 def turns_of_stream(take: Callable[[int], list[Any]], start: int, share: Share) -> Iterator[Turn]:
-    """The same for an order that can only be read from its beginning: passes over `start` items, loads nothing.
-    `take(n)` gives the next n items, or fewer at the end."""
+    """The same for an order that can only be read from its beginning: passes over `start` items, loads
+    nothing. `take(n)` gives the next n items, or fewer at the end."""
     head = take(min(start, share.world - 1)) if start else []
     to_pass = start - len(head)
     while to_pass > 0 and (passed := len(take(min(to_pass, _PART)))):

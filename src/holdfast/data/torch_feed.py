@@ -6,19 +6,35 @@ The position moves when a batch is handed out, never when a worker loads ahead.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
-
-from torch.utils.data import DataLoader, IterableDataset
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
 from holdfast.data.audit_log import AuditRecord
-from holdfast.data.torch_map_style import MapStyle
+from holdfast.data.position import (
+    Begin,
+    Position,
+    after,
+    begin,
+    differences,
+    position_from_state,
+    position_to_state,
+    restarted,
+)
+from holdfast.data.split import Turn
+from holdfast.data.torch_sources import source_of
 from holdfast.errors import IncompatibleState, SetupError
-
-_VERSION = 1
 
 
 class Feed:
+    """One loader, its position, and the batches that remain.
+
+    `seed` and the epoch decide the order of a shuffling loader and, with `seed_samples`, the randomness
+    inside every sample. With several ranks the order is split between them; `split=False` gives every rank
+    all of it. `whole_passes` is for evaluation: every call of `batches` gives a whole pass, whatever was
+    saved. `changed_data="restart"` begins the epoch again if the dataset is not the one that was saved.
+    """
+
     def __init__(
         self,
         loader: Any,
@@ -29,100 +45,115 @@ class Feed:
         world: int = 1,
         seed_samples: bool = True,
         audit: Callable[[AuditRecord], None] | None = None,
+        split: bool = True,
+        whole_passes: bool = False,
+        changed_data: Literal["error", "restart"] = "error",
     ) -> None:
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-            raise SetupError(f"cannot take a position in {type(loader).__name__}")
+        if not 0 <= rank < world:
+            raise SetupError(f"rank {rank} of {world} is impossible for the loader {name!r}")
         self.name = name
         self._seed = seed
         self._audit = audit
-        self._source = MapStyle(loader, seed_samples=seed_samples, rank=rank, world=world)
-        self._epoch = 0
-        self._epoch_seed = seed
-        self._passes = 0
-        self._consumed = 0
-        self._served = 0
-        self._finished = False
-        self._begun = False
+        self._whole_passes = whole_passes
+        self._changed_data = changed_data
+        if not split:
+            rank, world = 0, 1
+        self._source = source_of(loader, seed_samples=seed_samples, rank=rank, world=world)
+        self._at: Position | None = None
         self._restored = False
-        self._memory: dict[str, Any] = {}
-        self._turn = 0
+        self._calls = 0
 
     def __len__(self) -> int:
+        """Batches of a whole epoch on this rank."""
         return len(self._source)
 
     def batches(self, epoch: int) -> Iterator[Any]:
-        self._turn += 1
-        if self._begin(epoch):
-            return self._serve(self._turn)
-        return iter(())
+        """The batches of `epoch` that training has not had yet.
 
-    def _begin(self, epoch: int) -> bool:
+        A pass that was left unfinished is continued; a finished one is given whole again, except that right
+        after a restart the epoch that had been finished gives nothing the first time.
+        """
         restored, self._restored = self._restored, False
-        if restored and epoch == self._epoch:
-            self._source.put_back(self._memory)
-            if self._finished:
-                self._source.advance(self._epoch, self._epoch_seed, None)
-                return False
-            return True
-        if restored:
-            self._source.put_back(self._memory)
-            self._source.advance(self._epoch, self._epoch_seed, None if self._finished else self._consumed)
-        elif self._begun and epoch == self._epoch and not self._finished:
-            self._source.put_back(self._memory)
-            return True
-        self._passes = self._passes + 1 if self._begun and epoch == self._epoch else 0
-        self._epoch, self._epoch_seed, self._consumed = epoch, self._seed, 0
-        self._finished, self._begun = False, True
-        self._memory = self._source.remember()
-        return True
+        self._calls += 1
+        what = begin(self._at, restored=restored, epoch=epoch, name=self.name)
+        if what is Begin.REST and self._whole_passes:
+            what = Begin.AFRESH
+        if what is Begin.NOTHING:
+            return iter(())
+        if what is Begin.AFRESH or self._at is None:
+            self._source.begin_pass(self._at)
+            self._at = after(self._at, epoch, self._seed)
+        return self._serve(self._at, self._calls)
 
-    def _serve(self, turn: int) -> Iterator[Any]:
-        for asked, batch in self._source.open(self._epoch, self._epoch_seed, self._consumed):
-            if turn != self._turn:
-                raise SetupError(f"two iterations over the loader {self.name!r} are interleaved")
-            self._consumed = asked.consumed
+    def _serve(self, at: Position, call: int) -> Iterator[Any]:
+        for turn, batch in self._source.open(at):
+            self._require_newest(call)
             if self._audit is not None:
-                self._audit(
-                    AuditRecord(
-                        self.name,
-                        self._served,
-                        self._epoch,
-                        self._passes,
-                        asked.consumed,
-                        asked.items,
-                        asked.padding,
-                        False,
-                        self._source.size,
-                        self._source.once_each,
-                    )
-                )
-            self._served += 1
+                self._audit(self._record(at, turn))
+            at = Position(at.epoch, at.seed, turn.consumed, at.served + 1, at.passes)
+            self._at = at
             yield batch
-        if turn == self._turn:
-            self._finished = True
+            self._require_newest(call)
+        self._at = replace(at, finished=True)
+        if self._audit is not None:
+            self._audit(replace(self._record(at, Turn([], at.consumed, 0)), ended=True))
+
+    def _require_newest(self, call: int) -> None:
+        if call != self._calls:
+            raise SetupError(
+                f"two loops over the loader {self.name!r} run at once, so it has no one position",
+                hint="wrap the loader twice, under two names",
+            )
+
+    def _record(self, at: Position, turn: Turn) -> AuditRecord:
+        return AuditRecord(
+            feed=self.name,
+            served=at.served,
+            epoch=at.epoch,
+            passes=at.passes,
+            consumed=turn.consumed,
+            indices=turn.items,
+            padding=turn.padding,
+            size=self._source.shape.size,
+            once_each=self._source.once_each,
+            may_drop=self._source.may_drop,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "version": _VERSION,
-            "kind": self._source.kind,
-            "size": self._source.size,
-            "seed": self._epoch_seed,
-            "begun": self._begun,
-            "epoch": self._epoch,
-            "passes": self._passes,
-            "consumed": self._consumed,
-            "served": self._served,
-            "finished": self._finished,
-            "sampler": self._memory,
-        }
+        """Exactly what training has been handed so far: a few numbers, whatever the dataset's size."""
+        state = position_to_state(self._at, self._source.shape)
+        return {**state, "source": self._source.remember()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["kind"] != self._source.kind or state["size"] != self._source.size:
-            raise IncompatibleState(f"the loader {self.name!r} differs from the one that was saved")
-        self._epoch_seed, self._begun = state["seed"], state["begun"]
-        self._epoch, self._passes = state["epoch"], state["passes"]
-        self._consumed, self._served = state["consumed"], state["served"]
-        self._finished, self._memory = state["finished"], state["sampler"]
-        self._restored = self._begun
-        if self._epoch_seed != self._seed:
-            warnings.warn("seed changed", stacklevel=2)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where `state_dict` was taken. Before the first `batches`; nothing is loaded yet."""
+        if self._calls:
+            raise SetupError(f"the loader {self.name!r} is in use, too late to restore its position")
+        at, saved = position_from_state(state, self.name)
+        if at is None or self._whole_passes:
+            return
+        changes = differences(saved, self._source.shape)
+        if changes and not at.finished:
+            at = self._after_change(at, "; ".join(changes))
+        elif not changes:
+            self._source.put_back(dict(state["source"]), at)
+        if at.seed != self._seed and not at.finished:
+            warnings.warn(
+                f"the run's seed was {at.seed} and is {self._seed}: epoch {at.epoch} of the loader "
+                f"{self.name!r} goes on with the old one, so that every sample comes once; the next epoch "
+                "takes the new one",
+                stacklevel=2,
+            )
+        self._at, self._restored = at, True
+
+    def _after_change(self, at: Position, what: str) -> Position:
+        if self._changed_data == "restart":
+            warnings.warn(
+                f"the loader {self.name!r} is not the one that was saved ({what}): "
+                f"epoch {at.epoch} starts again",
+                stacklevel=3,
+            )
+            return restarted(at)
+        raise IncompatibleState(
+            f"the loader {self.name!r} is not the one that was saved in epoch {at.epoch}: {what}",
+            hint='finish the epoch with the old data, or pass changed_data="restart" to begin it again',
+        )

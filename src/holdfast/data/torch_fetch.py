@@ -1,4 +1,4 @@
-"""Loads the samples of one batch, each on generators seeded for (seed, epoch, index), in a worker or in-process.
+"""Loads the samples of one batch, each on generators seeded for (seed, epoch, index).
 
 So an augmentation depends on its sample alone: not on workers, batch size, ranks or what was loaded before.
 Training's generators are left as they were found.
@@ -22,7 +22,8 @@ class SeededFetch(Dataset[Any]):
 
     Seeding three generators costs as much as a trivial sample, so only those that the dataset draws from are
     seeded. The first batch of a process finds out which; the others are watched. If a watched one moves later
-    (an augmentation that few samples get), that batch is loaded again, seeded, and the generator joins the rest.
+    (an augmentation that few samples get), that batch is loaded again, seeded, and the generator joins the
+    rest.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], *, batched: bool, seeded: bool) -> None:
@@ -43,35 +44,36 @@ class SeededFetch(Dataset[Any]):
         base, indices = request
         if not self._seeded:
             return self._load(indices, None)
+        in_process = get_worker_info() is None
+        drawn_from = self._drawn_from or []
         begin_loading(base)
-        marks = [stream.mark() for stream in STREAMS]
+        # In a worker nobody else draws, so there only the generators that must stay still are looked at.
+        marks = {s: s.mark() for s in STREAMS if in_process or s not in drawn_from}
         try:
             return self._load_seeded(base, indices, marks)
         finally:
             begin_loading(None)
-            if get_worker_info() is None:
-                for stream, mark in zip(STREAMS, marks, strict=True):
-                    if self._drawn_from is None or stream in self._drawn_from:
-                        stream.restore(mark)
+            if in_process:
+                for stream in STREAMS if self._drawn_from is None else self._drawn_from:
+                    stream.restore(marks[stream])
 
-    def _load_seeded(self, base: int, indices: Any, marks: list[Any]) -> Any:
+    def _load_seeded(self, base: int, indices: Any, marks: dict[Stream, Any]) -> Any:
         if self._drawn_from is None:
             probe = _Probe(base)
             result = self._load(indices, probe)
             self._drawn_from = probe.drawn_from()
+            # Those that nobody drew from are not put back by the caller any more.
+            for stream in STREAMS:
+                stream.restore(marks[stream])
             return result
         while True:
             drawn_from = self._drawn_from
             result = self._load(indices, _Seeder(base, drawn_from) if drawn_from else None)
-            newly = [
-                stream
-                for stream, mark in zip(STREAMS, marks, strict=True)
-                if stream not in drawn_from and stream.moved(mark)
-            ]
+            newly = [s for s in STREAMS if s not in drawn_from and s.moved(marks[s])]
             if not newly:
                 return result
             for stream in newly:
-                stream.restore(marks[STREAMS.index(stream)])
+                stream.restore(marks[stream])
             self._drawn_from = [*drawn_from, *newly]
 
     def _load(self, indices: Any, seeder: _Seeder | None) -> Any:
@@ -138,7 +140,7 @@ class _Probe(_Seeder):
 
 
 class WorkerStart:
-    """Runs the user's `worker_init_fn` with the worker's dataset being the user's own, as it would be bare."""
+    """Runs the user's `worker_init_fn`, for which the worker's dataset is the user's own, as it was."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users

@@ -1,7 +1,8 @@
-"""A map-style DataLoader that can be opened at any position: the user's loader rebuilt around our own requests.
+"""A map-style DataLoader that can be opened at any position: the user's loader rebuilt around our own
+requests.
 
-Everything the user chose stays (workers, collating, pinning, prefetching, contexts); only who says which samples
-come next is replaced. Opening it never draws from training's generators.
+Everything the user chose stays (workers, collating, pinning, prefetching, contexts); only who says which
+samples come next is replaced. Opening it never draws from training's generators.
 """
 
 from __future__ import annotations
@@ -16,134 +17,149 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from holdfast.data.order import InSequence, Listed, Order, shuffled
+from holdfast.data.position import Position, Shape
 from holdfast.data.seeding import FOR_SAMPLES, FOR_WORKERS, derive
 from holdfast.data.split import Share, Turn, turns_of_order, turns_of_stream
 from holdfast.data.torch_fetch import Request, SeededFetch, WorkerStart
 from holdfast.data.torch_sampler_order import SamplerPass, put_back, remember
 
+_MANY = 1 << 13  # indices asked of a sampler at once when passing over them
+
 
 class MapStyle:
-    """`seed_samples` as in Feed; `rank` and `world` say how the global order is shared."""
+    """`rank` and `world` say how the global order is shared; a DistributedSampler knows that better."""
 
     def __init__(self, loader: DataLoader[Any], *, seed_samples: bool, rank: int, world: int) -> None:
         self._loader = loader
-        sampler, batch, drop_last = _order_giver(loader)
-        self._sampler = sampler
-        self._split_by_sampler = world > 1 and _knows_its_rank(sampler) and not _is_distributed(sampler)
-        if self._split_by_sampler:
-            rank, world = 0, 1
-        self.share = Share(
+        self._sampler, batch, drop_last = _order_giver(loader)
+        self._sharers = 0
+        if _is_distributed(self._sampler):
+            rank, world = self._sampler.rank, self._sampler.num_replicas
+        elif replicas := _own_replicas(self._sampler):
+            # The user's sampler gives each rank its part already; dealing it out again would lose most of it.
+            self._sharers, rank, world = replicas, 0, 1
+        self._share = Share(
             batch=batch or 1,
             rank=rank,
             world=world,
-            drop_uneven=_is_distributed(sampler) and sampler.drop_last,
+            drop_uneven=_is_distributed(self._sampler) and self._sampler.drop_last,
             drop_short=drop_last,
         )
         # Items of the order are single indices, or whole batches where the user's batch sampler makes them.
         self._items_are_batches = batch is None and loader.batch_sampler is not None
-        self._items_are_requests = self._items_are_batches or loader.batch_sampler is None
+        self._one_item_each = self._items_are_batches or loader.batch_sampler is None
+        self._memory: dict[str, Any] = {}
         self._requests = _Requests()
         self._worker_seeds = torch.Generator()
         self._rebuilt = self._rebuild(seed_samples)
 
     @property
-    def kind(self) -> str:
-        """The word that a saved position and this loader must agree on."""
+    def shape(self) -> Shape:
+        return Shape(
+            kind=self._kind(),
+            size=self._size(),
+            batch=getattr(self._sampler, "batch_size", None) if self._items_are_batches else None,
+            sharers=self._sharers,
+            fingerprint=_fingerprint(self._loader.dataset),
+        )
+
+    @property
+    def once_each(self) -> bool:
+        sampler = self._sampler
+        return type(sampler) is SequentialSampler or _is_shuffle(sampler) or _is_distributed(sampler)
+
+    @property
+    def may_drop(self) -> bool:
+        return self._share.drop_short or self._share.drop_uneven
+
+    def __len__(self) -> int:
+        size = self._size()
+        if size is None:
+            raise TypeError(f"{type(self._sampler).__name__} has no length")
+        return self._share.turns_in(size)
+
+    def remember(self) -> dict[str, Any]:
+        return self._memory
+
+    def put_back(self, kept: dict[str, Any], at: Position) -> None:
+        if not self.once_each:
+            put_back(self._sampler, kept, self._loader.generator)
+            self._memory = kept
+
+    def begin_pass(self, left: Position | None) -> None:
+        if self.once_each:
+            return
+        if left is not None:
+            self._stand_where_left(left)
+        self._memory = remember(self._sampler, self._loader.generator)
+
+    def _stand_where_left(self, left: Position) -> None:
+        """Workers ask ahead, and a restored sampler has asked for nothing yet: bring both to what was
+        consumed."""
+        put_back(self._sampler, self._memory, self._loader.generator)
+        take = self._begin_sampling(left)
+        remaining = None if left.finished else left.consumed
+        while remaining is None or remaining > 0:
+            got = len(take(_MANY if remaining is None else min(_MANY, remaining)))
+            if got == 0:
+                return
+            remaining = None if remaining is None else remaining - got
+
+    def open(self, at: Position) -> Iterator[tuple[Turn, Any]]:
+        asked: deque[Turn] = deque()
+        base = derive(FOR_SAMPLES, at.seed, at.epoch)
+        if not self.once_each:
+            put_back(self._sampler, self._memory, self._loader.generator)
+
+        def requests() -> Iterator[Request]:
+            for turn in self._turns(at):
+                asked.append(turn)
+                yield base, turn.items[0] if self._one_item_each else turn.items
+
+        self._requests.begin = requests
+        # Workers that are not seeded per sample must not repeat the numbers of the epoch's first batches.
+        self._worker_seeds.manual_seed(derive(FOR_WORKERS, at.seed, at.epoch, at.consumed) >> 1)
+        for batch in self._rebuilt:
+            yield asked.popleft(), batch
+
+    def _turns(self, at: Position) -> Iterator[Turn]:
+        if self.once_each:
+            return turns_of_order(self._order(at), at.consumed, self._share)
+        return turns_of_stream(self._begin_sampling(at), at.consumed, self._share)
+
+    def _order(self, at: Position) -> Order:
+        sampler = self._sampler
+        if type(sampler) is SequentialSampler:
+            return InSequence(len(sampler))
+        if not _is_distributed(sampler):
+            return shuffled(len(sampler), at.seed, at.epoch)
+        if not sampler.shuffle:
+            return InSequence(len(sampler.dataset))
+        # Its own formula, so that moving to holdfast does not change a run's order.
+        generator = torch.Generator().manual_seed(sampler.seed + at.epoch)
+        return Listed(torch.randperm(len(sampler.dataset), generator=generator).numpy())
+
+    def _begin_sampling(self, at: Position) -> Callable[[int], list[Any]]:
+        if self._loader.generator is not None:
+            # A bare DataLoader first draws its workers' seed; a sampler on the same generator follows it.
+            torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+        return SamplerPass(self._sampler, at.seed, at.epoch).take
+
+    def _kind(self) -> str:
+        name = type(self._sampler).__name__
         if self._items_are_batches:
-            return f"batch sampler {type(self._sampler).__name__}"
-        if _is_shuffle(self._sampler):
-            return "shuffled"
+            return f"given by the batch sampler {name}"
         if type(self._sampler) is SequentialSampler:
             return "sequential"
-        return f"sampler {type(self._sampler).__name__}"
+        return "shuffled" if _is_shuffle(self._sampler) else f"given by the sampler {name}"
 
-    @property
-    def shared_by(self) -> int:
-        """Ranks between which a user's own sampler has split the data itself, or 0 if that is our work."""
-        return int(getattr(self._sampler, "num_replicas", 0)) if self._split_by_sampler else 0
-
-    @property
-    def size(self) -> int | None:
-        """Items in the order of a whole epoch, where that is known."""
+    def _size(self) -> int | None:
         if _is_distributed(self._sampler):
             return len(self._sampler.dataset)
         try:
             return len(self._sampler)
         except TypeError:
             return None
-
-    @property
-    def once_each(self) -> bool:
-        """Whether an epoch is promised to hold every index of the dataset once."""
-        return (
-            type(self._sampler) is SequentialSampler
-            or _is_shuffle(self._sampler)
-            or _is_distributed(self._sampler)
-        )
-
-    def __len__(self) -> int:
-        if self.size is None:
-            raise TypeError(f"{type(self._sampler).__name__} has no length")
-        return self.share.turns_in(self.size)
-
-    def remember(self) -> dict[str, Any]:
-        """What the coming pass of a user's sampler depends on; empty where (seed, epoch) says it all."""
-        return {} if self.once_each else remember(self._sampler, self._loader.generator)
-
-    def put_back(self, kept: dict[str, Any]) -> None:
-        if not self.once_each:
-            put_back(self._sampler, kept, self._loader.generator)
-
-    def advance(self, epoch: int, seed: int, consumed: int | None) -> None:
-        """Take the user's sampler through `consumed` items of a pass (all: None), as training did once."""
-        if not self.once_each:
-            whole = self.share.stride
-            taken = self._begin_pass(seed, epoch)
-            left = consumed
-            while left is None or left > 0:
-                got = len(taken(min(whole, left) if left is not None else whole))
-                if got == 0:
-                    return
-                left = None if left is None else left - got
-
-    def open(self, epoch: int, seed: int, start: int) -> Iterator[tuple[Turn, Any]]:
-        """The batches from item `start` of the epoch on, each with the turn that asked for it."""
-        asked: deque[Turn] = deque()
-        base = derive(FOR_SAMPLES, seed, epoch)
-
-        def requests() -> Iterator[Request]:
-            for turn in self._turns(epoch, seed, start):
-                asked.append(turn)
-                yield base, turn.items[0] if self._items_are_requests else turn.items
-
-        self._requests.begin = requests
-        # Workers that are not seeded per sample must not repeat the numbers of the epoch's first batches.
-        self._worker_seeds.manual_seed(derive(FOR_WORKERS, seed, epoch, start) >> 1)
-        for batch in self._rebuilt:
-            yield asked.popleft(), batch
-
-    def _turns(self, epoch: int, seed: int, start: int) -> Iterator[Turn]:
-        if self.once_each:
-            return turns_of_order(self._order(epoch, seed), start, self.share)
-        return turns_of_stream(self._begin_pass(seed, epoch), start, self.share)
-
-    def _order(self, epoch: int, seed: int) -> Order:
-        sampler = self._sampler
-        if type(sampler) is SequentialSampler:
-            return InSequence(len(sampler))
-        if not _is_distributed(sampler):
-            return shuffled(len(sampler), seed, epoch)
-        size = len(sampler.dataset)
-        if not sampler.shuffle:
-            return InSequence(size)
-        generator = torch.Generator().manual_seed(sampler.seed + epoch)
-        return Listed(torch.randperm(size, generator=generator).numpy())
-
-    def _begin_pass(self, seed: int, epoch: int) -> Callable[[int], list[Any]]:
-        if self._loader.generator is not None:
-            # A bare DataLoader first draws its workers' seed; a sampler on the same generator follows it.
-            torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
-        return SamplerPass(self._sampler, seed, epoch).take
 
     def _rebuild(self, seed_samples: bool) -> DataLoader[Any]:
         loader = self._loader
@@ -219,6 +235,16 @@ def _is_distributed(sampler: Any) -> bool:
     return type(sampler) is DistributedSampler
 
 
-def _knows_its_rank(sampler: Any) -> bool:
+def _own_replicas(sampler: Any) -> int:
+    """Between how many ranks a user's sampler, or the one inside it, splits the data; 0 if it does not."""
     inner = getattr(sampler, "sampler", None)
-    return hasattr(sampler, "num_replicas") or (inner is not None and _knows_its_rank(inner))
+    return int(getattr(sampler, "num_replicas", 0) or (0 if inner is None else _own_replicas(inner)))
+
+
+def _fingerprint(dataset: Any) -> str | None:
+    """The dataset's own word for its content, such as Hugging Face datasets keep."""
+    for name in ("fingerprint", "_fingerprint"):
+        value = getattr(dataset, name, None)
+        if isinstance(value, str):
+            return value[:128]
+    return None

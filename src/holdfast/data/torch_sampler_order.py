@@ -1,4 +1,4 @@
-"""The order that a user's own sampler gives, made repeatable: what it draws from is remembered at the epoch's start.
+"""The order that a user's own sampler gives, made repeatable by remembering what it draws from.
 
 The sampler is asked for indices only; no sample is loaded to get back to a position.
 """
@@ -22,45 +22,39 @@ from holdfast.errors import IncompatibleState
 _NESTED_LIMIT = 8
 
 
-def remember(sampler: Any, loader_generator: torch.Generator | None = None) -> dict[str, Any]:
-    """Everything that decides the sampler's next pass: its own state, or its generators."""
+def remember(sampler: Any, loader_generator: torch.Generator | None) -> dict[str, Any]:
+    """Everything that decides the sampler's next pass: its own state, or the generators it holds."""
     if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
         return {"state": sampler.state_dict()}
-    kept = {path: _generator_state(g) for path, g in _generators(sampler)}
-    if loader_generator is not None:
-        kept["loader"] = _generator_state(loader_generator)
-    return {"generators": kept} if kept else {}
+    found = _generators(sampler, loader_generator)
+    return {"generators": {path: _generator_state(g) for path, g in found.items()}} if found else {}
 
 
-def put_back(sampler: Any, kept: dict[str, Any], loader_generator: torch.Generator | None = None) -> None:
+def put_back(sampler: Any, kept: dict[str, Any], loader_generator: torch.Generator | None) -> None:
     """Bring the sampler to where `remember` saw it."""
     if "state" in kept:
         if not hasattr(sampler, "load_state_dict"):
             raise IncompatibleState(
-                f"the data position holds the state of a sampler, and {type(sampler).__name__} has no "
-                "load_state_dict",
+                f"the data position holds the state of a sampler, and {type(sampler).__name__} takes none",
                 hint="use the sampler that the run was saved with until the epoch has ended",
             )
         sampler.load_state_dict(kept["state"])
         return
-    present = dict(_generators(sampler))
-    if loader_generator is not None:
-        present["loader"] = loader_generator
+    present = _generators(sampler, loader_generator)
     wanted = kept.get("generators", {})
     if set(wanted) != set(present):
         raise IncompatibleState(
-            f"the sampler drew from {sorted(wanted) or 'no generator of its own'} when it was saved and from "
-            f"{sorted(present) or 'no generator of its own'} now",
+            f"the sampler drew from {sorted(wanted) or 'no generator of its own'} when it was saved and "
+            f"draws from {sorted(present) or 'no generator of its own'} now",
             hint="build the sampler as it was built when the run was saved, until the epoch has ended",
         )
-    # In this order, because one generator may be found on two paths.
     for path, generator in present.items():
         _set_generator_state(generator, wanted[path])
 
 
 class SamplerPass:
-    """One pass over a sampler, read in parts. What it draws from the default generators is drawn from a stream
-    of its own, a function of (seed, epoch), so that training's generators do not notice."""
+    """One pass over a sampler, read in parts. What it draws from the default generators is drawn from a
+    stream of its own, a function of (seed, epoch), so that training's generators do not notice."""
 
     def __init__(self, sampler: Any, seed: int, epoch: int) -> None:
         self._sampler = sampler
@@ -99,7 +93,18 @@ def _is_torchs_own(sampler: Any) -> bool:
     )
 
 
-def _generators(sampler: Any, depth: int = 0, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _generators(sampler: Any, loader_generator: torch.Generator | None) -> dict[str, Any]:
+    """Each generator once, by where it was found: DataLoader(generator=g) gives its sampler the same g."""
+    found: dict[str, Any] = {}
+    for path, generator in _held_by(sampler):
+        if all(generator is not other for other in found.values()):
+            found[path] = generator
+    if loader_generator is not None and all(loader_generator is not other for other in found.values()):
+        found["the loader"] = loader_generator
+    return found
+
+
+def _held_by(sampler: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """The generators among the attributes of a sampler and of the samplers inside it."""
     if depth > _NESTED_LIMIT or not hasattr(sampler, "__dict__"):
         return
@@ -108,7 +113,7 @@ def _generators(sampler: Any, depth: int = 0, prefix: str = "") -> Iterator[tupl
         if isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
             yield path, value
         elif isinstance(value, Sampler):
-            yield from _generators(value, depth + 1, f"{path}.")
+            yield from _held_by(value, f"{path}.", depth + 1)
 
 
 def _generator_state(generator: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The three default generators of a process (Python, NumPy, torch on the CPU): seed one, watch one, put it back.
+"""The three default generators of a process (Python, NumPy, torch on the CPU): seed, watch and put back.
 
 Training draws from these too, so whoever borrows one must put it back. Watching must cost next to nothing: it
 happens for every batch. Accelerator generators are never touched.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator
+
+from holdfast.errors import InternalError
 
 _WORDS = 624  # of a Mersenne Twister; one more for its position
 
@@ -65,7 +67,8 @@ class PythonStream:
 
 def _words_of(instance: random.Random) -> memoryview | None:
     """A read-only view of the generator's position and words, or None where they do not lie as CPython lays
-    them. Checked against `getstate` with a generator of its own, so a wrong guess costs speed and nothing else."""
+    them. Checked against `getstate` with a generator of its own, so a wrong guess costs speed and nothing
+    else."""
     offset = object.__basicsize__
     size = (_WORDS + 1) * 4
     if random.Random.__basicsize__ < offset + size:
@@ -112,45 +115,54 @@ class NumpyStream:
         return bool(_numpy_state() != mark)
 
     def restore(self, mark: Any) -> None:
-        if isinstance(mark, bytes):
-            words = np.frombuffer(mark, dtype=np.uint32)
-            np.random.set_state(("MT19937", words[:_WORDS], int(words[_WORDS]), 0, 0.0))
+        memory = self._words()
+        if isinstance(mark, bytes) and memory is not None:
+            np.random.seed(0)  # forgets a spare normal, which lies outside the words
+            memory[:] = mark
             self._clean = mark
+        elif isinstance(mark, bytes):
+            raise InternalError("numpy.random was given another bit generator while a sample was loaded")
         else:
-            kind, inner, pos, has_gauss, gauss = mark
-            if kind != "MT19937":
-                np.random.get_bit_generator().state = inner
-            else:
-                words = np.frombuffer(inner, dtype=np.uint32)
-                np.random.set_state(("MT19937", words, pos, has_gauss, gauss))
+            _set_numpy_state(mark)
 
     def seed(self, seed: int) -> None:
-        # The upper half: torch would make the same Mersenne Twister, hence the same numbers, of the lower one.
+        # The upper half: of the lower one torch would make the same Mersenne Twister and the same numbers.
         np.random.seed(seed >> 32)
 
     def _words(self) -> memoryview | None:
-        generator = np.random.get_bit_generator()  # the user may have put another in its place
+        generator = get_bit_generator()  # the user may have put another in its place
         if generator is not self._generator:
             self._generator, self._memory, self._clean = generator, None, b""
             if type(generator) is np.random.MT19937:
                 address = generator.ctypes.state_address
                 raw = (ctypes.c_ubyte * ((_WORDS + 1) * 4)).from_address(address)
-                self._memory = memoryview(raw).toreadonly()
+                self._memory = memoryview(raw).cast("B")
         return self._memory
 
 
 def _numpy_state() -> tuple[Any, ...]:
+    """In a form that compares: (kind, words or the foreign generator's own state, position, spare normal)."""
     state: Any = np.random.get_state(legacy=False)
-    kind, inner = state["bit_generator"], state["state"]
-    if kind != "MT19937":
-        return (
-            kind,
-            np.random.get_bit_generator().state,
-            0,
-            state.get("has_gauss", 0),
-            state.get("gauss", 0.0),
-        )
-    return kind, inner["key"].tobytes(), int(inner["pos"]), int(state["has_gauss"]), float(state["gauss"])
+    spare = (int(state.get("has_gauss", 0)), float(state.get("gauss", 0.0)))
+    if state["bit_generator"] != "MT19937":
+        return state["bit_generator"], _comparable(get_bit_generator().state), 0, *spare
+    return "MT19937", state["state"]["key"].tobytes(), int(state["state"]["pos"]), *spare
+
+
+def _set_numpy_state(mark: tuple[Any, ...]) -> None:
+    kind, inner, position, has_gauss, gauss = mark
+    if kind == "MT19937":
+        words = np.frombuffer(inner, dtype=np.uint32)
+        np.random.set_state(("MT19937", words, position, has_gauss, gauss))
+    else:
+        get_bit_generator().state = inner
+
+
+def _comparable(state: Any) -> Any:
+    """The same with lists for arrays: bit generators take both, and lists have one answer to ==."""
+    if isinstance(state, dict):
+        return {key: _comparable(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
 
 
 class TorchStream:
@@ -174,16 +186,3 @@ class TorchStream:
 
 TORCH: Stream = TorchStream()
 STREAMS: Sequence[Stream] = (PythonStream(), NumpyStream(), TORCH)
-
-
-@contextmanager
-def borrowed(seed: int) -> Iterator[None]:
-    """Run a block on generators seeded with `seed`, then put training's own back."""
-    marks = [stream.mark() for stream in STREAMS]
-    for stream in STREAMS:
-        stream.seed(seed)
-    try:
-        yield
-    finally:
-        for stream, mark in zip(STREAMS, marks, strict=True):
-            stream.restore(mark)
