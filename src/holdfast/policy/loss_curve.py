@@ -60,13 +60,12 @@ def fit_loss_curve(times: Sequence[float], losses: Sequence[float]) -> LossCurve
     if span <= 0:
         return None
     x = (t - start) / span
-    flat = _spread(y - np.median(y))
-    if flat == 0:
+    if np.ptp(y) == 0:
         return None
     best = _best(x, y, SLOPES)
     # Once more around the best: the grid is coarse, and the caller compares slopes between fits.
     best = min(best, _best(x, y, best.rate * np.geomspace(0.9, 1.1, 9)), key=lambda f: f.misfit)
-    if best.amplitude <= 0 or 1 - best.spread / flat < LEAST_EXPLAINED:
+    if best.amplitude <= 0 or _explained(x, y, best) < LEAST_EXPLAINED:
         return None
     if best.rate <= SLOPES[0]:  # a straight line, as far as these points can tell: no floor in sight
         return None
@@ -80,7 +79,6 @@ class _Fit:
     amplitude: float
     floor: float
     misfit: float
-    spread: float
 
 
 def _best(x: NDArray[Any], y: NDArray[Any], rates: NDArray[Any]) -> _Fit:
@@ -110,12 +108,15 @@ def _best(x: NDArray[Any], y: NDArray[Any], rates: NDArray[Any]) -> _Fit:
         amplitude=float(amplitude[i]),
         floor=float(floor[i]),
         misfit=float(misfit[i]) * common * common,
-        spread=_spread(residuals[i]),
     )
 
 
-def _spread(residuals: NDArray[Any]) -> float:
-    return float(np.mean(np.abs(residuals)))
+def _explained(x: NDArray[Any], y: NDArray[Any], fit: _Fit) -> float:
+    """How much closer the losses lie to the curve than to their median, outliers cut off."""
+    near = np.abs(y - fit.floor - fit.amplitude * np.exp(-fit.rate * x))
+    far = np.abs(y - np.median(y))
+    cut = max(10 * float(np.median(near)), 1e-9 * float(np.ptp(y)))
+    return 1 - float(np.minimum(near, cut).mean()) / max(float(np.minimum(far, cut).mean()), 1e-300)
 
 
 class LossPoints:

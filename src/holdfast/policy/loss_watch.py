@@ -22,7 +22,7 @@ class LossWatch:
         self._manual = manual
         self._points = LossPoints()
         self._fitted: LossCurve | None = None
-        self._spread = 0.0
+        self._allowed = 0.0
         self._next_step = 0
         self._next_fit = FEWEST_POINTS
         self._outside: list[float] = []
@@ -42,33 +42,42 @@ class LossWatch:
         self._next_step = step + STEPS_BETWEEN_READS
         self._points.add(t, loss)
         if self._broken(t, loss):
-            self._points.forget_before(self._outside[0])
-            self._fitted = None
-            self._next_fit = FEWEST_POINTS
-            self._outside.clear()
-        if len(self._points.times) >= self._next_fit:
+            self._start_over(self._outside[0])
+        elif len(self._points.times) >= self._next_fit:
             self._refit()
+
+    def _start_over(self, since: float) -> None:
+        """The newest points left the curve: fit all once more, and if that fails them, only the new ones."""
+        self._refit()
+        times, losses = self._points.times, self._points.losses
+        recent = [(t, y) for t, y in zip(times, losses, strict=True) if t >= since]
+        if self._fitted is not None and not all(self._is_outside(t, y) for t, y in recent):
+            return
+        self._points.forget_before(since)
+        self._fitted = None
+        self._next_fit = FEWEST_POINTS
 
     def _refit(self) -> None:
         times, losses = self._points.times, self._points.losses
         self._fitted = curve = fit_loss_curve(times, losses)
         if curve is not None:
             errors = sorted(abs(y - curve.at(t)) for t, y in zip(times, losses, strict=True))
-            self._spread = errors[int(0.9 * (len(errors) - 1))]
+            # Beyond the typical error, allow for what extrapolating a good fit may be off.
+            self._allowed = 8 * errors[len(errors) // 2] + 0.03 * (max(losses) - min(losses))
         grown = round(len(times) * GROWTH)
         # Thinning halves the points; then a third more of them is again a quarter more of the run.
         self._next_fit = max(FEWEST_POINTS, min(grown, len(times) + 32))
         self._outside.clear()
 
     def _broken(self, t: float, loss: float) -> bool:
-        if self._fitted is None:
-            return False
-        error = loss - self._fitted.at(t)
-        if abs(error) <= 4 * self._spread:
+        if not self._is_outside(t, loss):
             self._outside.clear()
             return False
         self._outside.append(t)
         return len(self._outside) >= BROKEN_AFTER
+
+    def _is_outside(self, t: float, loss: float) -> bool:
+        return self._fitted is not None and abs(loss - self._fitted.at(t)) > self._allowed
 
     def state(self) -> dict[str, Any]:
         return {
