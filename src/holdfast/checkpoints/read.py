@@ -55,9 +55,10 @@ def read_files(
         raise RestoreError(f"checkpoint {found.name} has no file {', '.join(sorted(missing))}")
     with ExitStack() as opened:
         # All of them before the first byte: a pruner may take the names away, but not what is open.
-        files = [open_checked(store, found, record) for record in records]
-        for file in files:
-            opened.callback(file.close)
+        files = []
+        for record in records:
+            files.append(open_checked(store, found, record))
+            opened.callback(files[-1].close)
         result = {}
         for record, file in zip(records, files, strict=True):
             buffer = allocate(record.size)

@@ -261,9 +261,13 @@ class DirectoryStore:
                 return []
             for name in self._io.list_names(ckpt):
                 if parse_checkpoint_name(name) and self._io.kind(ckpt, name) == "directory":
-                    with contextlib.suppress(FileNotFoundError):  # pruned since it was listed
+                    try:
                         with self._subdirectory(ckpt, name) as place:
                             found.append((name, self._io.list_names(place)))
+                    except FileNotFoundError:
+                        # Pruned since it was listed; but a name still there must not be passed over.
+                        if self._io.kind(ckpt, name) is not None:
+                            raise
         return found
 
     def manifest(self, name: str) -> bytes:
@@ -287,8 +291,7 @@ class DirectoryStore:
         if parse_checkpoint_name(name) is None or not is_file_name(file):
             raise StoreNotFound(f"{name!r}/{file!r} is not a file of a checkpoint")
         with self._inside(CKPT, name, doing=f"open {file} of {name}") as place:
-            handle = self._io.open_read(place, file, direct=True)
-        return DirectoryFile(self._io, handle, os.path.join(self.where, CKPT, name, file))
+            return DirectoryFile(self._io, place, file, os.path.join(self.where, CKPT, name, file))
 
     # ---- how
 
@@ -325,7 +328,9 @@ class DirectoryStore:
         try:
             yield
         finally:
-            self._io.close(handle)
+            # Only directories: nothing was written through the handle that its close could lose.
+            with contextlib.suppress(OSError):
+                self._io.close(handle)
 
 
 def _is_committed(inside: list[str]) -> bool:

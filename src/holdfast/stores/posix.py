@@ -49,7 +49,7 @@ class PosixIO:
         file = os.open(name, flags, 0o666, dir_fd=parent)
         # Not with open(): where O_DIRECT is refused, open() has already made the file when it says so.
         if direct:
-            self._go_direct(file)
+            self._try_direct(file)
         return file
 
     def open_read(self, parent: int, name: str, *, direct: bool = False) -> int:
@@ -58,16 +58,14 @@ class PosixIO:
             os.close(file)
             raise OSError(errno.ELOOP, "not a regular file", name)
         if direct:
-            self._go_direct(file)
+            self._try_direct(file)
         return file
 
-    def _go_direct(self, file: int) -> None:
+    def _try_direct(self, file: int) -> None:
+        # Whatever the reason for a refusal, an ordinary file is correct, only slower.
         if self._direct_flag:
-            try:
+            with contextlib.suppress(OSError):
                 fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | self._direct_flag)
-            except OSError as error:
-                if error.errno not in _NOT_SUPPORTED:
-                    raise
 
     def _leave_direct(self, file: int) -> bool:
         """Whether there was anything to leave: the file was direct until now."""

@@ -54,9 +54,9 @@ class WriterSeat:
         claims.require_unfenced(self._io, writers, self.epoch, self._where)
 
     def release(self) -> None:
-        if self._lock is not None:
-            self._io.unlock(self._lock)
-        self._claim = self._lock = None
+        lock, self._claim, self._lock = self._lock, None, None
+        if lock is not None:
+            self._io.unlock(lock)
 
     def _newest_owner(self, root: int, writers_name: str) -> Owner | None:
         # Only for the message: whatever goes wrong here, the refusal stands.

@@ -13,6 +13,7 @@ from holdfast.testing.forwarding_io import ForwardingIO
 
 T = TypeVar("T")
 # A descriptor or lock that the double refused to give back would outlive the test.
+_GIVES_HANDLE = frozenset({"open_root", "open_directory", "create", "open_read"})
 _ALWAYS_DONE = frozenset({"close", "unlock"})
 
 
@@ -21,6 +22,7 @@ class FailingIO(ForwardingIO):
 
     `after=True` performs the call and then reports failure, as a network file system does when the reply
     is lost. `error="short"` makes a write take only half; other calls then pass. `fired` counts failures.
+    While `armed` is False calls pass uncounted, so a test can aim at one action of many.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class FailingIO(ForwardingIO):
         super().__init__(inner)
         self.calls = 0
         self.fired = 0
+        self.armed = True
         self._nth = nth
         self._error = error
         self._persistent = persistent
@@ -43,6 +46,8 @@ class FailingIO(ForwardingIO):
 
     def _is_due(self) -> bool:
         with self._counting:
+            if not self.armed:
+                return False
             self.calls += 1
             due = self.calls == self._nth or (self._persistent and self.calls > self._nth)
             self.fired += due
@@ -52,8 +57,15 @@ class FailingIO(ForwardingIO):
         if not self._is_due() or self._error == "short":
             return call()
         if self._after or verb in _ALWAYS_DONE:
-            call()
+            self._forget(verb, call())
         raise OSError(self._error, os.strerror(self._error))
+
+    def _forget(self, verb: str, result: object) -> None:
+        """Whoever never heard of a handle cannot close it."""
+        if isinstance(result, int) and verb in _GIVES_HANDLE:
+            self.inner.close(result)
+        elif isinstance(result, int) and verb == "lock":
+            self.inner.unlock(result)
 
     def write_at(self, file: int, data: memoryview, offset: int) -> int:
         if self._error != "short":
