@@ -15,10 +15,10 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.checkpoints.listing import checkpoints
     from holdfast.checkpoints.retention import Retention
     from holdfast.engine.run import Run
     from holdfast.engine.torch_restore import load_weights, restore
-    from holdfast.checkpoints.listing import checkpoints
 
 __version__ = "0.1.0"
 

@@ -28,7 +28,9 @@ class Every:
 def _split(text: str, what: str) -> tuple[float, str]:
     match = _NUMBER_UNIT.fullmatch(text)
     if match is None:
-        raise SetupError(f"cannot read {text!r} as {what}", hint='write a number and a unit, such as "10 min"')
+        raise SetupError(
+            f"cannot read {text!r} as {what}", hint='write a number and a unit, such as "10 min"'
+        )
     return float(match[1]), match[2].lower()
 
 
@@ -55,7 +57,9 @@ def parse_bytes(value: str | int) -> int:
         return value
     amount, unit = _split(value, "a size")
     if unit and unit not in _BYTES:
-        raise SetupError(f"unknown unit of size {unit!r} in {value!r}", hint="use B, MB, GB, TB, MiB, GiB or TiB")
+        raise SetupError(
+            f"unknown unit of size {unit!r} in {value!r}", hint="use B, MB, GB, TB, MiB, GiB or TiB"
+        )
     return round(amount * _BYTES.get(unit, 1))
 
 
@@ -96,7 +100,9 @@ def parse_every(value: str | int | Every) -> Every:
 def format_bytes(count: float) -> str:
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if abs(count) >= size:
-            return f"{count / size:.3g} {unit}" if abs(count) < 999.5 * size else f"{count / size:,.0f} {unit}"
+            return (
+                f"{count / size:.3g} {unit}" if abs(count) < 999.5 * size else f"{count / size:,.0f} {unit}"
+            )
     return f"{count:.0f} B"
 
 
@@ -110,7 +116,11 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"
-    for big, small, big_name, small_name in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
+    for big, small, big_name, small_name in (
+        (86400, 3600, "d", "h"),
+        (3600, 60, "h", "min"),
+        (60, 1, "min", "s"),
+    ):
         if seconds >= big:
             whole, rest = divmod(round(seconds / small), big // small)
             return f"{whole} {big_name} {rest} {small_name}" if rest else f"{whole} {big_name}"

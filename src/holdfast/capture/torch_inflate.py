@@ -45,8 +45,6 @@ def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[st
         return leaves[name]
 
     try:
-        return {
-            key: inflate(node, values[key], tensor, TORCH_LEAVES) for key, node in skeletons.items()
-        }
+        return {key: inflate(node, values[key], tensor, TORCH_LEAVES) for key, node in skeletons.items()}
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise CorruptCheckpoint(f"the image does not match its skeleton: {error!r}") from error

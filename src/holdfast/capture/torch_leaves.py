@@ -29,7 +29,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 def dtype_from_name(name: Any) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        raise CorruptCheckpoint(f"unknown torch type {str(name)[:40]!r}", hint="was it saved by a newer torch?")
+        raise CorruptCheckpoint(
+            f"unknown torch type {str(name)[:40]!r}", hint="was it saved by a newer torch?"
+        )
     return found
 
 

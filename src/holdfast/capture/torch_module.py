@@ -68,7 +68,9 @@ class TrackedModule:
             if not isinstance(value, torch.Tensor) or not isinstance(mine, torch.Tensor):
                 continue
             if mine.shape != value.shape:
-                problems.append(f"{name!r} is {list(value.shape)} in the checkpoint and {list(mine.shape)} here")
+                problems.append(
+                    f"{name!r} is {list(value.shape)} in the checkpoint and {list(mine.shape)} here"
+                )
             elif mine.dtype != value.dtype:
                 problems.append(f"{name!r} is {value.dtype} in the checkpoint and {mine.dtype} here")
         if problems:
@@ -84,7 +86,9 @@ class TrackedModule:
         result = self.module.load_state_dict(found, strict=False)
         unloaded = {canonical(k) for k in result.missing_keys} - missing
         if unloaded or result.unexpected_keys:
-            raise IncompatibleState(f"{self.key!r} refused {_some([*sorted(unloaded), *result.unexpected_keys])}")
+            raise IncompatibleState(
+                f"{self.key!r} refused {_some([*sorted(unloaded), *result.unexpected_keys])}"
+            )
 
 
 def _some(items: list[str], limit: int = 5) -> str:

@@ -43,7 +43,9 @@ class TrackedOptimizer:
             raise self._mismatch(f"{len(stored)} parameter groups in the checkpoint, {len(mine)} here")
         for group, (here, there) in enumerate(zip(mine, stored, strict=True)):
             if len(here) != len(there):
-                raise self._mismatch(f"group {group} has {len(there)} parameters in the checkpoint, {len(here)} here")
+                raise self._mismatch(
+                    f"group {group} has {len(there)} parameters in the checkpoint, {len(here)} here"
+                )
             for a, b in zip(here, there, strict=True):
                 if a != b and not (a.startswith("?") or b.startswith("?")):
                     raise self._mismatch(f"group {group} has {b!r} in the checkpoint where {a!r} stands here")
@@ -69,5 +71,9 @@ class TrackedOptimizer:
             live = self.optimizer.state[params[position]]
             for name, value in entry.items():
                 now = live.get(name)
-                if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                if (
+                    isinstance(value, torch.Tensor)
+                    and isinstance(now, torch.Tensor)
+                    and now.dtype != value.dtype
+                ):
                     live[name] = value.to(device=now.device)

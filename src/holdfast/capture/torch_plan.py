@@ -141,9 +141,7 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
     placements = []
     for image_index, name, tensor, lazy, label in located:
         start, stop = images[image_index].layout.spans[name]
-        placements.append(
-            Placement(image_index, start, stop, tensor.dtype, tuple(tensor.shape), lazy, label)
-        )
+        placements.append(Placement(image_index, start, stop, tensor.dtype, tuple(tensor.shape), lazy, label))
     return StatePlan(
         images=tuple(images),
         placements=tuple(placements),

@@ -36,8 +36,12 @@ class Tracked(Protocol):
 def track(objects: Mapping[str, Any], *, save_frozen: bool = True) -> list[Tracked]:
     """Adapters for the user's objects, in the order of restoring, without randomness."""
     if not objects:
-        raise SetupError("nothing to track", hint="pass objects by keyword: Run(path, model=model, optimizer=opt)")
-    modules = [TrackedModule(k, o, save_frozen=save_frozen) for k, o in objects.items() if isinstance(o, nn.Module)]
+        raise SetupError(
+            "nothing to track", hint="pass objects by keyword: Run(path, model=model, optimizer=opt)"
+        )
+    modules = [
+        TrackedModule(k, o, save_frozen=save_frozen) for k, o in objects.items() if isinstance(o, nn.Module)
+    ]
     optimizers = [TrackedOptimizer(k, o) for k, o in objects.items() if isinstance(o, torch.optim.Optimizer)]
     others = []
     for key, obj in objects.items():
@@ -63,7 +67,7 @@ def restore_all(tracked: Iterable[Tracked], states: Mapping[str, Any]) -> None:
     missing = [t.key for t in tracked if t.key not in states]
     if missing:
         raise IncompatibleState(
-            f"the checkpoint does not hold {', '.join(map(repr, missing))}; it holds {', '.join(map(repr, states))}",
+            f"the checkpoint lacks {', '.join(map(repr, missing))}; it holds {', '.join(map(repr, states))}",
             hint="track the same objects as when it was saved, or start in a new folder",
         )
     for item in tracked:

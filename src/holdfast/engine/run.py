@@ -170,7 +170,7 @@ class Run:
         return self._loop.batches(loader, name)
 
     def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
-        """Until `count` steps are done: their numbers, or with `over=loader` its batches, epoch after epoch."""
+        """Until `count` steps are done: their numbers, or with `over=loader` its batches over and over."""
         self._require_open()
         return self._loop.numbers(count) if over is None else self._loop.endless_batches(count, over, name)
 
@@ -193,12 +193,16 @@ class Run:
 
     def _require_open(self) -> Session:
         if self._session is None:
-            raise SetupError("this run is not open", hint="use it in a with block: with holdfast.Run(...) as run:")
+            raise SetupError(
+                "this run is not open", hint="use it in a with block: with holdfast.Run(...) as run:"
+            )
         return self._session
 
 
 def _refuse_what_is_not_there_yet(tiers: Sequence[str] | None) -> None:
     if tiers is not None:
-        raise SetupError("tiers= is not available in this version", hint="the run's own folder is the one tier")
+        raise SetupError(
+            "tiers= is not available in this version", hint="the run's own folder is the one tier"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SetupError("several ranks are not supported in this version", hint="run a single process")

@@ -34,7 +34,9 @@ class Settings:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise SetupError(f"seed={self.seed!r}", hint="use a whole number, 0 or larger")
         if self.wait_limit_seconds <= 0:
-            raise SetupError(f"wait_limit={self.wait_limit_seconds!r}", hint="use a positive number of seconds")
+            raise SetupError(
+                f"wait_limit={self.wait_limit_seconds!r}", hint="use a positive number of seconds"
+            )
 
 
 def as_bytes(value: str | int | None) -> int | None:

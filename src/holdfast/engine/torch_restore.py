@@ -19,7 +19,7 @@ from holdfast.stores.directory import DirectoryStore
 
 
 def restore(path: str | os.PathLike[str], into: Mapping[str, Any], step: int | None = None) -> Resumed:
-    """Load the newest whole checkpoint (or that of `step`) into objects, by the names they were tracked under.
+    """Load the newest whole checkpoint (or that of `step`) into objects, by the names of their tracking.
 
     >>> holdfast.restore("runs/resnet50", into={"model": model, "optimizer": opt})
 
@@ -27,7 +27,9 @@ def restore(path: str | os.PathLike[str], into: Mapping[str, Any], step: int | N
     """
     restored = restore_newest(_open(path), track(into), SystemClock(), step=step)
     if restored is None:
-        raise RestoreError(f"there is no checkpoint in {os.fspath(path)}", hint="is this the folder of a run?")
+        raise RestoreError(
+            f"there is no checkpoint in {os.fspath(path)}", hint="is this the folder of a run?"
+        )
     return restored[0]
 
 
@@ -44,7 +46,9 @@ def load_weights(
     if found is None:
         loaded = newest_valid(store, huge_pages)
         if loaded is None:
-            raise RestoreError(f"there is no checkpoint in {os.fspath(path)}", hint="is this the folder of a run?")
+            raise RestoreError(
+                f"there is no checkpoint in {os.fspath(path)}", hint="is this the folder of a run?"
+            )
     else:
         assert found.manifest is not None
         wanted = [record.name for record in found.manifest.files if record.role == "weights"]
@@ -57,12 +61,15 @@ def _weights(loaded: Loaded) -> dict[str, dict[str, torch.Tensor]]:
     return {k: v for f in files for k, v in inflate_image(loaded.files[f], loaded.manifest.values).items()}
 
 
-def _pick(weights: dict[str, dict[str, torch.Tensor]], model: str | None, where: str) -> dict[str, torch.Tensor]:
+def _pick(
+    weights: dict[str, dict[str, torch.Tensor]], model: str | None, where: str
+) -> dict[str, torch.Tensor]:
     if model is None:
         model = next(iter(weights)) if len(weights) == 1 else "model"
     if model not in weights:
         raise SetupError(
-            f"{where} holds no model {model!r}", hint=f"it holds {', '.join(map(repr, weights)) or 'none'}; use model="
+            f"{where} holds no model {model!r}",
+            hint=f"it holds {', '.join(map(repr, weights)) or 'none'}; use model=",
         )
     return {name: value for name, value in weights[model].items() if isinstance(value, torch.Tensor)}
 

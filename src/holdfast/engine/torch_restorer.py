@@ -65,7 +65,9 @@ def inflate_all(loaded: Loaded) -> dict[str, Any]:
     for name, image in loaded.files.items():
         for key, state in inflate_image(image, loaded.manifest.values).items():
             if key in states:
-                raise CorruptCheckpoint(f"{key!r} occurs in two files of {loaded.found.name}, one of them {name}")
+                raise CorruptCheckpoint(
+                    f"{key!r} occurs in two files of {loaded.found.name}, one of them {name}"
+                )
             states[key] = state
     return states
 

@@ -132,9 +132,7 @@ class Saver:
             )
             self._after_commit(committed)
 
-    def _write(
-        self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float
-    ) -> Committed:
+    def _write(self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float) -> Committed:
         snapshot = taken.snapshot
         try:
             if snapshot is not None:
@@ -153,7 +151,9 @@ class Saver:
                     step=request.step,
                     mode=taken.mode,
                     # Read again: the fence may have waited since.
-                    stall_seconds=before_copy + snapshot.stall_seconds if snapshot else handle.persist_seconds,
+                    stall_seconds=before_copy + snapshot.stall_seconds
+                    if snapshot
+                    else handle.persist_seconds,
                     copy_seconds=snapshot.copy_seconds if snapshot else 0.0,
                     bytes=handle.bytes,
                 )

@@ -127,7 +127,9 @@ class Snapshots:
         plan = plan_state(parts, self._lazy_ids())
         tensors = plan.select(parts)
         if tensors is None:
-            raise SaveError("the state changed while it was being planned", hint="is another thread training?")
+            raise SaveError(
+                "the state changed while it was being planned", hint="is another thread training?"
+            )
         self._layout = self._make_layout(plan, tensors)
         return self._layout, tensors
 

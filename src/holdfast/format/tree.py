@@ -144,8 +144,8 @@ def _unknown(value: Any, path: Path) -> SetupError:
     kind = type(value)
     return SetupError(
         f"cannot save {show_path(path)}: a value of type {kind.__module__}.{kind.__qualname__}",
-        hint="state_dict() must consist of tensors, arrays, numbers, strings, bytes, None and dicts, lists or "
-        "tuples of them",
+        hint="state_dict() must consist of tensors, arrays, numbers, strings, bytes, None and dicts, "
+        "lists or tuples of them",
     )
 
 

@@ -35,7 +35,9 @@ def choose_slots(image_bytes: int, available_bytes: int, limit_bytes: int | None
     if 2 * image_bytes <= usable:
         return SlotBudget(2, f"two slots of {size} ({whose})")
     if image_bytes <= usable:
-        return SlotBudget(1, f"one slot of {size}: two do not fit ({whose}); a save waits for the one before it")
+        return SlotBudget(
+            1, f"one slot of {size}: two do not fit ({whose}); a save waits for the one before it"
+        )
     return SlotBudget(0, f"no slot of {size} fits ({whose}); saves are streamed and block training meanwhile")
 
 
