@@ -95,7 +95,11 @@ def worth_keeping(levels: Sequence[Level]) -> tuple[Level, ...]:
 
 def best_pattern(levels: Sequence[Level]) -> Pattern:
     """Which levels, how often each, nested so that every outer copy is also an inner one."""
-    kept = worth_keeping(levels)
+    return nest(worth_keeping(levels))
+
+
+def nest(kept: Sequence[Level]) -> Pattern:
+    """The rhythm of these levels together: whole multiples of one base interval."""
     wanted = [own_interval(level) for level in kept]
     every = [1]
     for i in range(1, len(kept)):
@@ -107,4 +111,4 @@ def best_pattern(levels: Sequence[Level]) -> Pattern:
     risk = sum(level.rate * n for level, n in zip(kept, every, strict=True))
     base = math.sqrt(2 * cost / risk) if risk else math.inf
     base = max(base, *(level.persist / n for level, n in zip(kept, every, strict=True)))
-    return Pattern(kept, tuple(wanted), tuple(every), base)
+    return Pattern(tuple(kept), tuple(wanted), tuple(every), base)
