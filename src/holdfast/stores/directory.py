@@ -274,18 +274,23 @@ class DirectoryStore:
         if parse_checkpoint_name(name) is None:
             raise StoreNotFound(f"{name!r} is not the name of a checkpoint")
         with self._inside(CKPT, name, doing=f"read {MANIFEST} of {name}") as place:
-            data = read_small(self._io, place, MANIFEST, MAX_SEALED_BYTES)
             try:
-                check_seal(data)
-            except CorruptCheckpoint as first:
-                # Only now: where MANIFEST is absent the second copy means nothing, for it exists before
-                # the commit and for a moment after the tombstone.
-                with contextlib.suppress(CorruptCheckpoint, FileNotFoundError):
-                    second = read_small(self._io, place, SECOND, MAX_SEALED_BYTES)
-                    check_seal(second)
-                    return second
+                return self._read_sealed(place, MANIFEST)
+            except FileNotFoundError:
+                # Then the second copy means nothing: it exists before the commit and for a moment after
+                # the tombstone.
+                raise
+            except (CorruptCheckpoint, OSError) as first:
+                with contextlib.suppress(CorruptCheckpoint, OSError):
+                    return self._read_sealed(place, SECOND)
+                if isinstance(first, OSError):
+                    raise
                 raise CorruptCheckpoint(f"{MANIFEST} of {name} in {self.where}: {first.message}") from first
-            return data
+
+    def _read_sealed(self, place: int, record: str) -> bytes:
+        data = read_small(self._io, place, record, MAX_SEALED_BYTES)
+        check_seal(data)
+        return data
 
     def open(self, name: str, file: str) -> DirectoryFile:
         if parse_checkpoint_name(name) is None or not is_file_name(file):
