@@ -30,8 +30,9 @@ class CopyMeter:
             self._usual.append(now - last)
         else:
             if len(self._usual) >= _ENOUGH:
-                cost = now - self._started - statistics.median(self._usual)
-                self._choice.learn(self._mode, max(cost, 0.0))
+                usual = statistics.median(self._usual)
+                scatter = statistics.median(abs(step - usual) for step in self._usual)
+                self._choice.learn(self._mode, max(now - self._started - usual, 0.0), scatter)
             self._mode = None
 
     def save_started(self, boundary: float, mode: Mode) -> None:

@@ -13,8 +13,10 @@ from typing import Literal
 
 Mode = Literal["overlapped", "blocking"]
 
-# Overlapping must look this much worse before we give it up: a single slow step is often chance.
+# Overlapping must look this much worse, beyond the usual scatter of steps, before we give it up: what a step
+# cost is the difference of two noisy numbers, while the stall of a blocking copy is certain.
 _TOLERANCE = 1.25
+_SCATTERS = 2.0
 _KEEP = 5
 _PROBE_EVERY = 20
 
@@ -27,27 +29,29 @@ class CopyChoice:
     _costs: dict[Mode, deque[float]] = field(
         default_factory=lambda: {"overlapped": deque(maxlen=_KEEP), "blocking": deque(maxlen=_KEEP)}
     )
+    _scatter: float = 0.0
     _saves: int = 0
 
     def next_mode(self) -> Mode:
         self._saves += 1
         if self.forced:
             return self.forced
-        overlapped, blocking = self._costs["overlapped"], self._costs["blocking"]
-        if len(overlapped) < 3:
+        if len(self._costs["overlapped"]) < _KEEP:
             return "overlapped"
-        if not blocking:
+        if not self._costs["blocking"]:
             return "blocking"
         better, other = self._ranked()
         return other if self._saves % _PROBE_EVERY == 0 else better
 
-    def learn(self, mode: Mode, cost_seconds: float) -> None:
+    def learn(self, mode: Mode, cost_seconds: float, scatter_seconds: float = 0.0) -> None:
+        """`scatter_seconds`: how much steps without a save differ among themselves."""
         self._costs[mode].append(cost_seconds)
+        self._scatter = scatter_seconds
 
     def _ranked(self) -> tuple[Mode, Mode]:
         overlapped = statistics.median(self._costs["overlapped"])
         blocking = statistics.median(self._costs["blocking"])
-        if overlapped <= blocking * _TOLERANCE:
+        if overlapped <= blocking * _TOLERANCE + self._scatter * _SCATTERS:
             return "overlapped", "blocking"
         return "blocking", "overlapped"
 
