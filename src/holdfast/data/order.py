@@ -6,6 +6,7 @@ proportion to the dataset, and is never stored. It must stay as it is: a resumed
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,22 +62,23 @@ def shuffled(size: int, seed: int, epoch: int) -> Order:
 
 
 class _Scrambled:
-    """A keyed Feistel network over the smallest power of two that holds `size`.
+    """A keyed Feistel network on a grid of about sqrt(size) by sqrt(size) cells.
 
-    Every round maps numbers one to one, so the whole does; a number that falls outside `size` is mapped again
-    until it falls inside, which keeps it one to one. Any position costs the same, whatever lies before it.
+    A position is a cell (row, column). Rounds shift the column by a hash of the row, then the row by one of
+    the column: each maps cells one to one, so the whole does. The few numbers that fall into the grid's last,
+    unused cells are mapped again until they fall inside, which keeps it one to one. Any position costs the
+    same, whatever lies before it.
     """
 
     def __init__(self, size: int, key: int) -> None:
         self.size = size
-        bits = (size - 1).bit_length()
-        # Half-width words are twice as fast, and enough for every dataset below four thousand million
-        # samples.
-        self._word: type[np.uint32 | np.uint64] = np.uint32 if bits <= 32 else np.uint64
-        self._low_bits = self._word(bits // 2)
-        self._low = self._word((1 << (bits // 2)) - 1)
-        self._high = self._word((1 << (bits - bits // 2)) - 1)
-        self._keys = [self._word(derive(key, i) >> (32 if bits <= 32 else 0)) for i in range(_ROUNDS)]
+        rows = math.isqrt(size - 1) + 1
+        # Half-width words are twice as fast, and enough for four thousand million samples.
+        narrow = rows < 1 << 16
+        self._word: type[np.uint32 | np.uint64] = np.uint32 if narrow else np.uint64
+        self._rows = self._word(rows)
+        self._columns = self._word(-(-size // rows))
+        self._keys = [self._word(derive(key, i) >> (32 if narrow else 0)) for i in range(_ROUNDS)]
 
     def read(self, start: int, stop: int) -> Indices:
         values = self._once(np.arange(start, stop, dtype=self._word))
@@ -88,18 +90,27 @@ class _Scrambled:
         return values.astype(np.int64)
 
     def _once(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        low, high = values & self._low, values >> self._low_bits
+        row = values // self._columns
+        column = values - row * self._columns
         for i in range(0, _ROUNDS, 2):
-            low ^= _scatter(high, self._keys[i]) & self._low
-            high ^= _scatter(low, self._keys[i + 1]) & self._high
-        high <<= self._low_bits
-        high |= low
-        return high
+            _shift(column, self._columns, row, self._keys[i])
+            _shift(row, self._rows, column, self._keys[i + 1])
+        row *= self._columns
+        row += column
+        return row
 
 
-def _scatter(values: npt.NDArray[Any], key: np.uint32 | np.uint64) -> npt.NDArray[Any]:
-    """The upper half of a keyed mixture of `values`, each of which fills at most half a word."""
-    mixed = values ^ key
+def _shift(part: npt.NDArray[Any], end: Any, other: npt.NDArray[Any], key: Any) -> None:
+    """Move `part` round the circle of `end` places, as far as a keyed hash of `other` says. In place."""
+    far = _half_word_hash(other, key)
+    far *= end  # a half word times a number below a half word, so that the upper half lies below `end`
+    far >>= part.dtype.type(part.itemsize * 4)
+    part += far
+    part -= (part >= end) * end
+
+
+def _half_word_hash(values: npt.NDArray[Any], key: Any) -> npt.NDArray[Any]:
+    mixed: npt.NDArray[Any] = values ^ key
     if mixed.dtype == np.uint32:
         mixed *= np.uint32(0x7FEB352D)
         mixed ^= mixed >> np.uint32(15)
