@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from holdfast.capture.torch_plan import take_parts
 from holdfast.capture.torch_registry import TrackedRandomness, track
@@ -47,6 +47,7 @@ class Run:
     - `copy`: "auto", "overlapped" or "blocking"; `memory_limit`: host memory that staging may take.
     - `save_frozen=False` leaves out parameters that do not require gradients.
     - `seed_samples=False` leaves the randomness inside datasets alone; see docs/data.md.
+    - `audit_data=True` records which samples every step saw; `holdfast verify --data` proves exactly-once.
     - `wait_limit`: seconds after which a wait for the disk is given up.
     """
 
@@ -125,6 +126,7 @@ class Run:
         try:
             session.finish(failed=error is not None)
         finally:
+            self._loop.close()
             self._session = None
 
     # ---- what the user reads
@@ -161,13 +163,22 @@ class Run:
         self._require_open()
         return self._loop.epochs(count)
 
-    def batches(self, loader: Any, name: str | None = None) -> Iterator[Any]:
+    def batches(
+        self,
+        loader: Any,
+        name: str | None = None,
+        *,
+        whole_passes: bool = False,
+        changed_data: Literal["error", "restart"] = "error",
+    ) -> Iterator[Any]:
         """The batches of this epoch that training has not seen yet, in their fixed order.
 
-        Without `end_step`, pulling the next batch after an optimizer step is the boundary.
+        Without `end_step`, pulling the next batch after an optimizer step is the boundary. `whole_passes` is
+        for evaluation: every call gives the whole loader. `changed_data="restart"` begins the epoch again if
+        the dataset is not the one that was saved.
         """
         self._require_open()
-        return self._loop.batches(loader, name)
+        return self._loop.batches(loader, name, whole_passes=whole_passes, changed_data=changed_data)
 
     def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
         """Until `count` steps are done: their numbers, or with `over=loader` its batches over and over."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from holdfast.data.audit_log import AuditLog
 from holdfast.data.torch_feed import Feed
 from holdfast.engine.settings import Settings
 from holdfast.engine.torch_session import Session
@@ -16,6 +18,19 @@ class Loop:
         self._session = session
         self._settings = settings
         self._loaders: dict[str, Any] = {}
+        self._audit: AuditLog | None = None
+        if settings.audit_data:
+            state = session.state
+            self._audit = AuditLog(
+                Path(session.where),
+                attempt=session.writer_epoch,
+                start_step=state.step,
+                step=lambda: state.step,
+            )
+
+    def close(self) -> None:
+        if self._audit is not None:
+            self._audit.close()
 
     def epochs(self, count: int) -> Iterator[int]:
         session, state = self._session, self._session.state
@@ -25,9 +40,9 @@ class Loop:
             if not self._stop_now():
                 session.end_epoch(is_last=state.epoch + 1 >= count)
 
-    def batches(self, loader: Any, name: str | None) -> Iterator[Any]:
+    def batches(self, loader: Any, name: str | None, **options: Any) -> Iterator[Any]:
         session = self._session
-        for batch in self.feed(loader, name).batches(session.state.epoch):
+        for batch in self.feed(loader, name, **options).batches(session.state.epoch):
             session.stepped = False
             yield batch
             if session.stepped:
@@ -70,7 +85,7 @@ class Loop:
         # In the middle of a gradient accumulation there is no state to save; go on to the optimizer step.
         return self._session.stop_reason is not None and self._session.is_clean
 
-    def feed(self, loader: Any, name: str | None) -> Feed:
+    def feed(self, loader: Any, name: str | None, **options: Any) -> Feed:
         """The position in this loader: one per loader, named by the order in which they are first used."""
         state = self._session.state
         for known, owner in self._loaders.items():
@@ -80,7 +95,14 @@ class Loop:
         name = name or f"loader{len(self._loaders)}"
         if name in self._loaders:
             raise SetupError(f"two loaders are called {name!r}", hint="give each its own name=")
-        feed = Feed(loader, name=name, seed=self._settings.seed, seed_samples=self._settings.seed_samples)
+        feed = Feed(
+            loader,
+            name=name,
+            seed=self._settings.seed,
+            seed_samples=self._settings.seed_samples,
+            audit=self._audit,
+            **options,
+        )
         if name in state.positions:
             feed.load_state_dict(state.positions.pop(name))
         self._loaders[name] = loader

@@ -130,6 +130,14 @@ class Session:
     # ---- step boundaries
 
     @property
+    def where(self) -> str:
+        return self._store.where
+
+    @property
+    def writer_epoch(self) -> int:
+        return self._store.writer_epoch
+
+    @property
     def stop_reason(self) -> str | None:
         return self.signals.reason
 
