@@ -249,6 +249,31 @@ def test_a_long_pause_is_neither_a_slow_step_nor_starvation() -> None:
     assert training.policy.profile.step_seconds == before
 
 
+def test_asking_twice_at_a_boundary_and_validating_between_epochs_are_no_steps() -> None:
+    policy = build_policy("auto")
+    now = 0.0
+    for step in range(1, 400):
+        now += 0.01
+        policy.decide(Observation(now=now, step=step, epoch=step // 10))
+        if step % 10 == 0:
+            policy.decide(Observation(now=now + 1e-5, step=step, epoch=step // 10, epoch_ended=True))
+            policy.decide(Observation(now=now + 2e-5, step=step, epoch=step // 10))
+            now += 0.9  # validation: ninety steps long, every ten steps
+    steps = policy._costs.steps
+    assert steps.typical == pytest.approx(0.01)
+    assert steps.mean == pytest.approx(0.01)
+
+
+def test_the_age_of_a_save_does_not_count_its_own_stall() -> None:
+    policy = build_policy(every="100 s")
+    policy.decide(Observation(now=0.0, step=1, epoch=0))
+    policy.decide(Observation(now=100.0, step=2, epoch=0))
+    policy.save_started(100.0, 2)  # told before the copy
+    policy.save_committed(140.0, SaveCost(step=2, stall_seconds=30.0, persist_seconds=5.0, bytes=1))
+    assert not policy.decide(Observation(now=229.0, step=3, epoch=0)).save
+    assert policy.decide(Observation(now=230.0, step=4, epoch=0)).save
+
+
 def test_steps_longer_than_the_interval_are_saved_one_by_one() -> None:
     training = Pretend(
         build_policy("young", mtbf="1 h", budget=0.5), step_seconds=120.0, stall=0.5, persist=5.0

@@ -15,6 +15,7 @@ from holdfast.policy.bounds import Bounds, Rule, Situation, bounds_for
 from holdfast.policy.convergence import ConvergenceSettings, worth_factor
 from holdfast.policy.costs import MeasuredCosts
 from holdfast.policy.deadline import Ending
+from holdfast.policy.expected_loss import ExpectedLoss
 from holdfast.policy.explanation import Explanation
 from holdfast.policy.failures import FailureRate
 from holdfast.policy.loss_watch import LossWatch
@@ -34,7 +35,6 @@ LEAST_COST = 1e-3
 # sooner than down, because the budget is a cap.
 FOLLOW_UP = 1.04
 FOLLOW_DOWN = 1 / 1.12
-LONGEST_RETRY_PAUSE = 300.0
 
 _NOT_DUE = Decision(False, "the expected loss is below the price of a save")
 _IN_FLIGHT = Decision(False, "a save is in flight")
@@ -57,16 +57,6 @@ class DebtSettings:
     epoch_ends: bool = False
 
 
-@dataclass(frozen=True)
-class _Before:
-    """What a save replaced, to be put back if it fails."""
-
-    since: float
-    debt: float
-    at: float
-    rhythm: tuple[int | None, int] | None
-
-
 class DebtPolicy:
     """Answers at every step whether to save now. Build one with `build_policy`."""
 
@@ -82,15 +72,13 @@ class DebtPolicy:
         self._started: float | None = None
         self._fresh = True
         self._now = 0.0
-        self._steps = 0
-        self._since = 0.0
-        self._debt = 0.0
-        self._pending: dict[int, _Before] = {}
+        self._step = 0
+        self._first_step = 0
+        self._boundary: float | None = None
+        self._loss = ExpectedLoss()
         self._settling: SaveCost | None = None
         self._disturbed = False
         self._chosen: tuple[str, ...] = ()
-        self._failed_in_a_row = 0
-        self._retry_at = -math.inf
 
         self._ending = Ending()
         self._cost_used: float | None = None
@@ -107,23 +95,18 @@ class DebtPolicy:
         now = seen.now
         if self._started is None:
             self._start(now, seen.step)
-        length = now - self._now
+        age = self._loss.grow(self._now, now, self._hazard)
         self._now = now
-        self._steps += 1
-        if self._disturbed:
-            self._count_disturbed(length)
-        elif self._steps > 1:
-            self._costs.steps.add(length)
-        age = now - self._since
-        at_risk = length if length < age else age
-        # Expected loss grows with what is at risk, taken at the middle of the step.
-        self._debt += self._hazard * (age - at_risk / 2) * at_risk
+        if seen.step > self._step:  # not asked again at the same boundary
+            self._count_step(now, seen.step)
+        if seen.epoch_ended:  # what comes between epochs, such as validation, is no step
+            self._boundary = None
         if now >= self._refresh_at or seen.deadline != self._ending.deadline:
             self._refresh(now, seen.deadline)
         if self._watch is not None:
             self._read_loss(self._watch, seen)
         in_rhythm = self._rhythm is not None and self._rhythm.due(seen, age)
-        if now < self._retry_at:
+        if now < self._loss.retry_at:
             return _RETRY_LATER
         if seen.notice is not None or seen.epoch_ended or now >= self._ending.last_save_at:
             forced = self._ending.asks(seen)  # without regard to a save in flight: there may be no later one
@@ -153,7 +136,7 @@ class DebtPolicy:
             if age >= ending.gap:
                 return self._save(now, f"an even part of the time until the deadline, {format_seconds(age)}")
             return _NOT_DUE
-        if self._debt >= bounds.price:
+        if self._loss.debt >= bounds.price:
             return self._save(now, self._reason())
         if seen.epoch_ended and age >= bounds.interval / 2:
             return self._save(now, "the epoch ended, and a save was soon due")
@@ -163,44 +146,34 @@ class DebtPolicy:
         """A snapshot of `step` has been taken; the debt restarts from here."""
         if self._started is None:
             self._start(now, step)
-        rhythm = self._rhythm.saved(step) if self._rhythm else None
-        self._pending[step] = _Before(self._since, self._debt, now, rhythm)
-        self._since = now
-        self._debt = 0.0
+        # From the boundary on, whenever the snapshot is done: that is where the saved state stands.
+        self._loss.save_started(self._now, step)
+        if self._rhythm is not None:
+            self._rhythm.save_started(step)
         self._disturbed = True
-        self._levels.save_started(now, step, self._chosen)
+        self._levels.save_started(self._now, step, self._chosen)
         self._chosen = ()
-        self._ending.save_started(now)
+        self._ending.save_started(self._now)
         self._refresh_at = -math.inf
 
     def save_committed(self, now: float, cost: SaveCost) -> None:
         if cost.level:
             self._levels.committed(cost.level, cost.step, cost.stall_seconds, cost.persist_seconds)
             return
-        self._pending.pop(cost.step, None)
-        self._failed_in_a_row = 0
-        self._retry_at = -math.inf
+        self._loss.save_committed(now, cost.step, cost.stall_seconds)
+        if self._rhythm is not None:
+            self._rhythm.save_ended(cost.step, failed=False)
         self._settle()
         self._settling = cost
 
     def save_failed(self, now: float, step: int) -> None:
         """The save of `step` did not become durable; put the debt back, and try again after a pause."""
-        before = self._pending.pop(step, None)
+        self._loss.save_failed(now, step, self._hazard, self._bounds.shortest)
         self._levels.failed(step)
-        self._failed_in_a_row += 1
-        # At once the first time, because what is unsaved is at risk; then doubling, because a store that is
-        # full or gone must not be asked to stall training at every step.
-        pause = max(self._bounds.shortest, 0.5 * 2.0**self._failed_in_a_row)
-        self._retry_at = now + min(pause, LONGEST_RETRY_PAUSE)
-        if before is not None:
-            if before.since <= self._since:
-                grown = (now - before.since) ** 2 - (before.at - before.since) ** 2
-                self._debt = before.debt + self._hazard * grown / 2
-                self._since = before.since
-            if self._rhythm is not None and before.rhythm is not None:
-                self._rhythm.undo(before.rhythm)
         self._ending.save_failed()
-        if not self._pending:
+        if self._rhythm is not None:
+            self._rhythm.save_ended(step, failed=True)
+        if not self._loss.pending:
             self._disturbed = False
             self._costs.forget_disturbed()
         self._refresh_at = -math.inf
@@ -223,17 +196,28 @@ class DebtPolicy:
     # How it comes to its numbers.
 
     def _start(self, now: float, step: int) -> None:
-        self._started = self._now = self._since = now
+        self._started = self._now = now
+        self._loss.start(now)
+        self._step = self._first_step = step
+        self._boundary = None
         self._fresh = step <= 1
 
     def _training_time(self, now: float) -> float:
         return self._trained_before + now - (self._started if self._started is not None else now)
 
-    def _count_disturbed(self, length: float) -> None:
-        self._costs.disturbed_step(length)
+    def _count_step(self, now: float, step: int) -> None:
+        length = None if self._boundary is None else (now - self._boundary) / (step - self._step)
+        self._boundary = now
+        self._step = step
+        if not self._disturbed:
+            if length is not None:
+                self._costs.steps.add(length)
+            return
+        if length is not None:
+            self._costs.disturbed_step(length)
         if self._settling is not None:
             self._settle()
-            self._disturbed = bool(self._pending)
+            self._disturbed = self._loss.pending
             self._refresh_at = -math.inf
 
     def _settle(self) -> None:
@@ -244,9 +228,10 @@ class DebtPolicy:
     def _first_save_due(self, age: float) -> bool:
         if self._costs.saves_here or not (self._fresh or self._costs.cost_seconds is None):
             return False
-        if self._pending or self._steps <= FIRST_SAVE_WARM_UP:
+        steps = self._step - self._first_step + 1
+        if self._loss.pending or steps <= FIRST_SAVE_WARM_UP:
             return False
-        return self._steps >= FIRST_SAVE_STEPS or age >= FIRST_SAVE_SECONDS
+        return steps >= FIRST_SAVE_STEPS or age >= FIRST_SAVE_SECONDS
 
     def _save(self, now: float, reason: str) -> Decision:
         self._chosen = self._levels.due(now, self._rate * self._factor, self._usual_gap())
@@ -261,7 +246,7 @@ class DebtPolicy:
             cost = format_seconds(self._cost_used or LEAST_COST)
             return f"the budget of {100 * self.settings.budget:.3g} % allows a save that costs {cost}"
         price = format_seconds(self._bounds.price)
-        return f"expected loss {format_seconds(self._debt)} exceeds the price of a save, {price}"
+        return f"expected loss {format_seconds(self._loss.debt)} exceeds the price of a save, {price}"
 
     def _read_loss(self, watch: LossWatch, seen: Observation) -> None:
         t = self._training_time(seen.now)
@@ -289,7 +274,7 @@ class DebtPolicy:
         self._bounds = bounds = self._bounds_now()
         self._ending.plan(
             deadline,
-            last_save=self._since,
+            last_save=self._loss.since,
             surely_within=costs.surely_within(),
             step=costs.steps.typical,
             cost=self._cost_used,
@@ -335,7 +320,7 @@ class DebtPolicy:
             rule = f"first save within {FIRST_SAVE_SECONDS:.0f} s or {FIRST_SAVE_STEPS} steps"
         if interval is not None and not math.isfinite(interval):
             interval = None
-        wait = None if interval is None else min(self._since + interval, ending.last_save_at) - self._now
+        wait = None if interval is None else min(self._loss.since + interval, ending.last_save_at) - self._now
         return Explanation(
             policy=self.settings.name,
             rule=rule,

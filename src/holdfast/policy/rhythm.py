@@ -15,6 +15,7 @@ class Rhythm:
         self.every = every
         self._epochs_ended = 0
         self._saved_step: int | None = None
+        self._before: dict[int, tuple[int | None, int]] = {}
 
     def due(self, seen: Observation, age: float) -> bool:
         """Whether a save is due at this boundary. Called once per boundary."""
@@ -29,16 +30,18 @@ class Rhythm:
             return age >= amount
         return self._epochs_ended >= amount
 
-    def saved(self, step: int) -> tuple[int | None, int]:
-        """Start the next beat. Returns what `undo` needs if that save fails."""
-        before = (self._saved_step, self._epochs_ended)
+    def save_started(self, step: int) -> None:
+        """Start the next beat."""
+        self._before[step] = (self._saved_step, self._epochs_ended)
         self._saved_step = step
         self._epochs_ended = 0
-        return before
 
-    def undo(self, before: tuple[int | None, int]) -> None:
-        self._saved_step = before[0]
-        self._epochs_ended += before[1]
+    def save_ended(self, step: int, *, failed: bool) -> None:
+        """A save that failed does not count: its beat is due again."""
+        before = self._before.pop(step, None)
+        if failed and before is not None and self._saved_step == step:
+            self._saved_step = before[0]
+            self._epochs_ended += before[1]
 
     def seconds(self, step_seconds: float | None) -> float | None:
         """The beat in seconds, as far as that can be said."""
