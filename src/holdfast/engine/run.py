@@ -108,15 +108,25 @@ class Run:
         try:
             events = read_events(self.path)
             self.policy = build_policy(**self._when, history=FailureHistory.from_events(events))
-            self._session = Session(
-                store, self._tracked, self._state, self.policy, self._retention, self._settings, self._clock,
+            session = Session(
+                store,
+                self._tracked,
+                self._state,
+                self.policy,
+                self._retention,
+                self._settings,
+                self._clock,
                 events,
-            )  # fmt: skip
+            )
         except BaseException:
             store.release()
             raise
-        self._loop = Loop(self._session, self._settings)
-        self.resumed = self._session.resumed
+        try:
+            self._loop = Loop(session, self._settings)
+        except BaseException:
+            session.finish(failed=True)
+            raise
+        self._session, self.resumed = session, session.resumed
         return self
 
     def __exit__(
