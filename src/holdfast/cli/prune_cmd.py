@@ -1,0 +1,99 @@
+"""`holdfast prune`: remove checkpoints that no rule keeps. Rehearses unless told --yes, and says why."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.retain import Ledger, Pruning, parse_keep, prune
+from holdfast.cli.exit_codes import DAMAGED, FAILED, NOTHING_USABLE, OK
+from holdfast.cli.json_output import add_json_option, print_json
+from holdfast.cli.rehearsal import Rehearsal
+from holdfast.cli.run_folder import add_run_argument, open_run
+from holdfast.cli.terminal import clean, plural
+from holdfast.format.names import parse_checkpoint_name
+from holdfast.stores.directory import DirectoryStore
+from holdfast.units import format_bytes
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "prune",
+        help="remove checkpoints that no rule keeps; a dry run unless --yes",
+        description="Rules add up: a checkpoint goes only if none of them keeps it. The newest two that verify, "
+        "those kept by name, damaged ones and those of other runs always stay.",
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--keep",
+        required=True,
+        metavar="RULES",
+        help='such as 3, or "latest 3, every 1000 steps, best 2 of -val_loss, epoch ends"',
+    )
+    parser.add_argument("--yes", action="store_true", help="really remove them")
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    retention = parse_keep(options.keep)
+    store = open_run(options.run_folder)
+    sizes = {str(one.name): one.manifest.total_bytes for one in committed(store) if one.manifest}
+    if options.yes:
+        # Also the lock: nobody prunes a run while it trains, for training prunes by its own rules.
+        with store:
+            store.claim()
+            done = prune(store, retention, Ledger())
+    else:
+        done = prune(Rehearsal(store), retention, Ledger())
+    if options.json:
+        _print_json(store, done, sizes, is_rehearsal=not options.yes)
+    else:
+        _print(store, done, sizes, is_rehearsal=not options.yes)
+    if done.refused is not None:
+        return DAMAGED if sizes else NOTHING_USABLE
+    return FAILED if done.failed else OK
+
+
+def _print_json(store: DirectoryStore, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
+    print_json(
+        {
+            "run": store.where,
+            "dry_run": is_rehearsal,
+            "removed": [{"name": name, "bytes": sizes.get(name, 0)} for name in done.retired],
+            "bytes": sum(sizes.get(name, 0) for name in done.retired),
+            "kept": [{"name": name, "why": why} for name, why in done.kept],
+            "leftovers_removed": list(done.swept),
+            "failed": [{"name": name, "why": why} for name, why in done.failed],
+            "refused": done.refused,
+        }
+    )
+
+
+def _print(store: DirectoryStore, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
+    if done.refused is not None:
+        print(f"nothing was removed: {clean(done.refused)}")
+        return
+    verb = "would remove" if is_rehearsal else "removed"
+    lines = [(name, f"keep    step {_step(name)}: {clean(why)}") for name, why in done.kept]
+    lines += [
+        (name, f"{'remove ' if is_rehearsal else 'removed'} step {_step(name)}: no rule keeps it"
+               f" ({format_bytes(sizes.get(name, 0))})")
+        for name in done.retired
+    ]  # fmt: skip
+    for _, line in sorted(lines, reverse=True):
+        print(line)
+    for name in done.swept:
+        print(f"removed an unfinished save: {name}")
+    for name, why in done.failed:
+        print(f"could not remove {clean(name)}: {clean(why)}")
+    freed = format_bytes(sum(sizes.get(name, 0) for name in done.retired))
+    print(f"{verb} {plural(len(done.retired), 'checkpoint')}, {freed}, from {clean(store.where)}")
+    if is_rehearsal and done.retired:
+        print("this was a dry run; add --yes to do it")
+
+
+def _step(name: str) -> int:
+    parsed = parse_checkpoint_name(name)
+    return parsed.step if parsed else 0

@@ -1,0 +1,58 @@
+"""From what a user types to a run and one of its checkpoints. Reads only; never creates a folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from holdfast.checkpoints.find import Found, committed
+from holdfast.cli.terminal import clean, plural
+from holdfast.errors import NoValidCheckpoint, RestoreError, StoreNotFound
+from holdfast.format.names import parse_checkpoint_name
+from holdfast.stores.directory import CKPT, DirectoryStore
+from holdfast.stores.identity import RECORD as IDENTITY
+
+NEWEST = "newest"
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN", help="the folder given to holdfast.Run")
+
+
+def open_run(path: str) -> DirectoryStore:
+    """The store of a run; StoreNotFound says what is there instead."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise StoreNotFound(f"there is no folder {path}", hint="give the path of a run")
+    if not _is_run(folder):
+        inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and _is_run(child))
+        hint = f"it contains {plural(len(inside), 'run')}: {', '.join(inside[:5])}" if inside else None
+        raise StoreNotFound(f"{path} is not the folder of a run", hint=hint or "give the path of a run")
+    return DirectoryStore(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    # A damaged run may have lost either; both together are what an unrelated folder lacks.
+    return (folder / IDENTITY).exists() or (folder / CKPT).is_dir()
+
+
+def choose(store: DirectoryStore, which: str | None) -> Found:
+    """One checkpoint by step or by name; the newest readable one if none is asked for."""
+    everything = committed(store)
+    if not everything:
+        raise RestoreError(f"there is no checkpoint in {store.where} yet")
+    if which is None or which == NEWEST:
+        for found in everything:
+            if found.manifest is not None:
+                return found
+        raise NoValidCheckpoint(
+            f"none of the {plural(len(everything), 'checkpoint')} in {store.where} is readable"
+        )
+    name = parse_checkpoint_name(which)
+    for found in everything:
+        if found.name == name or (which.isdecimal() and found.step == int(which)):
+            return found
+    steps = ", ".join(str(step) for step in sorted({found.step for found in everything}))
+    raise RestoreError(
+        f"no checkpoint {clean(which, 60)!r} in {store.where}", hint=f"there are the steps {steps}"
+    )
