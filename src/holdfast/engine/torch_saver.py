@@ -64,6 +64,7 @@ class Saver:
         self._after_commit = after_commit
         self._previous: Committed | None = None
         self._pending: deque[SaveHandle] = deque()
+        self._said_stale = False
         self.last_mode: str = "overlapped"
 
     @property
@@ -193,11 +194,12 @@ class Saver:
     def _warn_if_stale(self, committed: Committed) -> None:
         """Every weight equal to the last save's although steps went by: a stale buffer, or lr = 0."""
         previous = self._previous
-        if previous is None or previous.manifest.step == committed.manifest.step:
+        if previous is None or previous.manifest.step == committed.manifest.step or self._said_stale:
             return
         before = {f.name: f.digests for f in previous.manifest.files if f.role == "weights"}
         after = {f.name: f.digests for f in committed.manifest.files if f.role == "weights"}
         if after and before == after:
+            self._said_stale = True
             log.warning(
                 "holdfast: step %d has exactly the weights of step %d; is the learning rate 0, or is the "
                 "model that is trained not the one that is tracked?",
