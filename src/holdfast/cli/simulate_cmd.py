@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "simulate",
         help="simulate one policy or interval against failures, with its closed form beside it",
-        description="Simulates a job under one policy. With --interval: saves to the last tier at that interval.",
+        description="Simulates a job under one policy, or with saves to the last tier at one interval.",
     )
     add_job_arguments(parser)
     what = parser.add_mutually_exclusive_group()

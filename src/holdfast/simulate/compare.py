@@ -90,7 +90,7 @@ def compare(
 
 
 def worthwhile_shields(job: Job) -> tuple[Shield, ...]:
-    """The tiers worth having, by first-order waste. A skipped one hands its failures up; the lowest stalls."""
+    """The tiers worth having, by first-order waste. A skipped one hands its failures up."""
     all_shields = job.shields()
     top = len(all_shields) - 1
     subsets = [(*below, top) for size in range(top + 1) for below in combinations(range(top), size)]
