@@ -24,7 +24,8 @@ Decoder = Callable[[Any], Any]
 
 
 def _encode_int(value: int) -> Any:
-    return value if -_SAFE_INTEGER <= value <= _SAFE_INTEGER else ["int", str(value)]
+    # In hexadecimal: beyond 4,300 decimal digits Python refuses to convert.
+    return value if -_SAFE_INTEGER <= value <= _SAFE_INTEGER else ["int", hex(value)]
 
 
 def _encode_float(value: float) -> Any:
@@ -36,12 +37,16 @@ def _encode_str(value: str) -> Any:
     try:
         value.encode()
     except UnicodeEncodeError:
-        return ["str", value.encode("utf-16-be", "surrogatepass").hex()]
+        # UTF-32, because in UTF-16 two lone surrogates that stand together become one character.
+        return ["str", value.encode("utf-32-be", "surrogatepass").hex()]
     return value
 
 
 def _encode_numpy(value: np.generic) -> Any:
-    return ["numpy", [value.dtype.str, value.tobytes().hex()]]
+    code = value.dtype.str
+    if np.dtype(code).type is not type(value):
+        code = value.dtype.char  # C's long long, which is as long as int64 and yet another type
+    return ["numpy", [code, value.tobytes().hex()]]
 
 
 def _itself(value: Any) -> Any:
@@ -60,8 +65,9 @@ ENCODERS: dict[type, Encoder] = {
         kind: _encode_numpy
         for kind in (
             np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
-            np.float16, np.float32, np.float64, np.longdouble, np.complex64, np.complex128,
-            np.datetime64, np.timedelta64,
+            np.longlong, np.ulonglong, np.float16, np.float32, np.float64, np.longdouble,
+            np.complex64, np.complex128, np.clongdouble, np.datetime64, np.timedelta64,
+            np.str_, np.bytes_,
         )
     },
 }  # fmt: skip
@@ -77,9 +83,9 @@ def _decode_numpy(payload: Any) -> np.generic:
 
 
 DECODERS: dict[str, Decoder] = {
-    "int": int,
+    "int": lambda p: int(p, 16),
     "float": lambda p: struct.unpack(">d", bytes.fromhex(p))[0],
-    "str": lambda p: bytes.fromhex(p).decode("utf-16-be", "surrogatepass"),
+    "str": lambda p: bytes.fromhex(p).decode("utf-32-be", "surrogatepass"),
     "bytes": lambda p: base64.b64decode(p, validate=True),
     "complex": lambda p: complex(*struct.unpack(">dd", bytes.fromhex(p))),
     "numpy": _decode_numpy,

@@ -110,7 +110,8 @@ def _walk(value: Any, flat: Flat, leaves: Leaves, path: Path) -> None:
             # The key's type is part of the shape: 1, True and 1.0 are equal but not the same key.
             shape.append(key)
             if type(key) is not str:
-                shape.append(type(key))
+                # Nor are 0.0 and -0.0, or (1,) and (True,).
+                shape.append(type(key) if type(key) is int else repr(key))
         # Leaves are handled here and not by the recursion: with 12,000 tensors every call counts.
         known = kinds.get(type(item))
         if known is _TENSOR_LEAF:
