@@ -1,4 +1,4 @@
-"""`holdfast list`: the checkpoints of a run, newest first. Reads manifests, no data, and never imports torch."""
+"""`holdfast list`: the checkpoints of a run, newest first. Reads manifests, no data; never imports torch."""
 
 from __future__ import annotations
 

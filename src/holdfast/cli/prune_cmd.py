@@ -21,8 +21,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "prune",
         help="remove checkpoints that no rule keeps; a dry run unless --yes",
-        description="Rules add up: a checkpoint goes only if none of them keeps it. The newest two that verify, "
-        "those kept by name, damaged ones and those of other runs always stay.",
+        description="Rules add up: a checkpoint goes only if none of them keeps it. The newest two that "
+        "verify, those kept by name, damaged ones and those of other runs always stay.",
     )
     add_run_argument(parser)
     parser.add_argument(

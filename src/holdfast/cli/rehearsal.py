@@ -1,4 +1,4 @@
-"""A store on which nothing can be removed: pruning runs its own code on it and only tells what it would do."""
+"""A store on which nothing can be removed: pruning runs its own code on it and only says what it would do."""
 
 from __future__ import annotations
 
