@@ -14,7 +14,7 @@ from holdfast.checkpoints.read import Loaded, newest_valid, read_files
 from holdfast.clock import Clock
 from holdfast.errors import CorruptCheckpoint, RestoreError
 from holdfast.staging.slots import anonymous_memory
-from holdfast.stores.base import Store
+from holdfast.stores.base import PAGE, Store
 
 log = logging.getLogger("holdfast")
 
@@ -34,7 +34,8 @@ class Resumed:
 
 
 def huge_pages(size: int) -> memoryview:
-    return anonymous_memory(-(-size // 4096) * 4096).view[:size]
+    """Memory for an image whose views become live tensors."""
+    return anonymous_memory(-(-size // PAGE) * PAGE, children_need_it=True).view[:size]
 
 
 def choose_step(store: Store, step: int | None) -> Found | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Sequence
@@ -20,12 +21,21 @@ class HostMemory:
     keep_alive: Any
 
 
-def anonymous_memory(nbytes: int) -> HostMemory:
-    mapping = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
-    # Huge pages: without them the first copy into a gigabyte takes a quarter of a million page faults.
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+def anonymous_memory(nbytes: int, *, children_need_it: bool = False) -> HostMemory:
+    """Fresh pages. Private, because only private memory gets huge pages on most systems: without them the
+    first copy into a gigabyte takes a quarter of a million page faults."""
+    mapping = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _advise(mapping, "MADV_HUGEPAGE")
+    if not children_need_it:
+        # Else every data loader worker that is forked would make us copy each page that we write next.
+        _advise(mapping, "MADV_DONTFORK")
     return HostMemory(memoryview(mapping), mapping)
+
+
+def _advise(mapping: mmap.mmap, advice: str) -> None:
+    # Advice only: a kernel that does not know it refuses it.
+    with contextlib.suppress(OSError, AttributeError):
+        mapping.madvise(getattr(mmap, advice))
 
 
 @dataclass
