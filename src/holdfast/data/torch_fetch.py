@@ -137,18 +137,3 @@ class _Probe(_Seeder):
     def drawn_from(self) -> list[Stream]:
         self._look()
         return [STREAMS[i] for i in sorted(self._moved)]
-
-
-class WorkerStart:
-    """Runs the user's `worker_init_fn`, for which the worker's dataset is the user's own, as it was."""
-
-    def __init__(self, users: Callable[[int], None] | None) -> None:
-        self._users = users
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, SeededFetch):
-            # It is frozen once made; hiding our wrapper is worth going round that.
-            object.__setattr__(info, "dataset", info.dataset.dataset)
-        if self._users is not None:
-            self._users(worker)

@@ -1,13 +1,10 @@
-"""A map-style DataLoader that can be opened at any position: the user's loader rebuilt around our own
-requests.
+"""A map-style DataLoader that can be opened at any position, on any number of ranks.
 
-Everything the user chose stays (workers, collating, pinning, prefetching, contexts); only who says which
-samples come next is replaced. Opening it never draws from training's generators.
+Only who says which samples come next is replaced. Nothing is loaded to get to a position.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +17,8 @@ from holdfast.data.order import InSequence, Listed, Order, shuffled
 from holdfast.data.position import Position, Shape
 from holdfast.data.seeding import FOR_SAMPLES, FOR_WORKERS, derive
 from holdfast.data.split import Share, Turn, turns_of_order, turns_of_stream
-from holdfast.data.torch_fetch import Request, SeededFetch, WorkerStart
+from holdfast.data.torch_fetch import Request, SeededFetch
+from holdfast.data.torch_rebuild import Requests, rebuild
 from holdfast.data.torch_sampler_order import SamplerPass, put_back, remember
 
 _MANY = 1 << 13  # indices asked of a sampler at once when passing over them
@@ -49,9 +47,11 @@ class MapStyle:
         self._items_are_batches = batch is None and loader.batch_sampler is not None
         self._one_item_each = self._items_are_batches or loader.batch_sampler is None
         self._memory: dict[str, Any] = {}
-        self._requests = _Requests()
+        batched = loader.batch_sampler is not None
+        fetch = SeededFetch(loader.dataset, loader.collate_fn, batched=batched, seeded=seed_samples)
+        self._requests = Requests()
         self._worker_seeds = torch.Generator()
-        self._rebuilt = self._rebuild(seed_samples)
+        self._rebuilt = rebuild(loader, fetch, self._requests, self._worker_seeds)
 
     @property
     def shape(self) -> Shape:
@@ -119,8 +119,11 @@ class MapStyle:
         self._requests.begin = requests
         # Workers that are not seeded per sample must not repeat the numbers of the epoch's first batches.
         self._worker_seeds.manual_seed(derive(FOR_WORKERS, at.seed, at.epoch, at.consumed) >> 1)
-        for batch in self._rebuilt:
-            yield asked.popleft(), batch
+        try:
+            for batch in self._rebuilt:
+                yield asked.popleft(), batch
+        finally:
+            self._requests.begin = None
 
     def _turns(self, at: Position) -> Iterator[Turn]:
         if self.once_each:
@@ -160,54 +163,6 @@ class MapStyle:
             return len(self._sampler)
         except TypeError:
             return None
-
-    def _rebuild(self, seed_samples: bool) -> DataLoader[Any]:
-        loader = self._loader
-        if not loader.in_order:
-            warnings.warn(
-                "in_order=False is not used: a position in the data needs batches in a fixed order",
-                stacklevel=4,
-            )
-        options: dict[str, Any] = {}
-        if loader.num_workers > 0:
-            options = {
-                "multiprocessing_context": loader.multiprocessing_context,
-                "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": loader.persistent_workers,
-                "worker_init_fn": WorkerStart(loader.worker_init_fn),
-            }
-        if loader.pin_memory_device:
-            options["pin_memory_device"] = loader.pin_memory_device
-        batched = loader.batch_sampler is not None
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # what there is to warn of, the user's own loader has said already
-            return DataLoader(
-                SeededFetch(loader.dataset, loader.collate_fn, batched=batched, seeded=seed_samples),
-                batch_size=None,
-                sampler=self._requests,
-                collate_fn=_as_it_is,
-                num_workers=loader.num_workers,
-                pin_memory=loader.pin_memory,
-                timeout=loader.timeout,
-                generator=self._worker_seeds,
-                **options,
-            )
-
-
-class _Requests:
-    """The sampler of the rebuilt loader. torch may call `iter` on it twice for one pass, so it keeps no
-    position of its own."""
-
-    begin: Callable[[], Iterator[Request]] | None = None
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(()) if self.begin is None else self.begin()
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _order_giver(loader: DataLoader[Any]) -> tuple[Any, int | None, bool]:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Sampler
 
 from holdfast.data.seeding import FOR_SAMPLER, derive
-from holdfast.data.torch_streams import STREAMS, TORCH
+from holdfast.data.torch_streams import STREAMS, TORCH, OwnStreams
 from holdfast.errors import IncompatibleState
 
 _NESTED_LIMIT = 8
@@ -53,37 +53,27 @@ def put_back(sampler: Any, kept: dict[str, Any], loader_generator: torch.Generat
 
 
 class SamplerPass:
-    """One pass over a sampler, read in parts. What it draws from the default generators is drawn from a
-    stream of its own, a function of (seed, epoch), so that training's generators do not notice."""
+    """One pass over a sampler, read in parts. What it draws from the default generators is drawn from streams
+    of its own, a function of (seed, epoch), so that training's generators do not notice."""
 
     def __init__(self, sampler: Any, seed: int, epoch: int) -> None:
         self._sampler = sampler
-        self._seed = derive(FOR_SAMPLER, seed, epoch)
         self._epoch = epoch
         self._items: Iterator[Any] | None = None
         # torch's own samplers draw from torch alone; exchanging the other two costs 50 µs per batch.
-        self._streams = (TORCH,) if _is_torchs_own(sampler) else STREAMS
-        self._own: list[Any] = []
+        streams = (TORCH,) if _is_torchs_own(sampler) else STREAMS
+        self._streams = OwnStreams(derive(FOR_SAMPLER, seed, epoch), streams)
 
     def take(self, count: int) -> list[Any]:
         """The next `count` items, or fewer at the end."""
-        trainings = [stream.mark() for stream in self._streams]
-        try:
-            if self._items is None:
-                if hasattr(self._sampler, "set_epoch"):
-                    self._sampler.set_epoch(self._epoch)
-                for stream in self._streams:
-                    stream.seed(self._seed)
-                self._items = iter(self._sampler)
-            else:
-                for stream, mark in zip(self._streams, self._own, strict=True):
-                    stream.restore(mark)
-            taken = list(islice(self._items, count))
-            self._own = [stream.mark() for stream in self._streams]
-        finally:
-            for stream, mark in zip(self._streams, trainings, strict=True):
-                stream.restore(mark)
-        return taken
+        return self._streams.run(lambda: self._take(count))
+
+    def _take(self, count: int) -> list[Any]:
+        if self._items is None:
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(self._epoch)
+            self._items = iter(self._sampler)
+        return list(islice(self._items, count))
 
 
 def _is_torchs_own(sampler: Any) -> bool:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.random.mtrand import get_bit_generator
 
 from holdfast.errors import InternalError
+
+T = TypeVar("T")
 
 _WORDS = 624  # of a Mersenne Twister; one more for its position
 
@@ -186,3 +188,31 @@ class TorchStream:
 
 TORCH: Stream = TorchStream()
 STREAMS: Sequence[Stream] = (PythonStream(), NumpyStream(), TORCH)
+
+
+class OwnStreams:
+    """Generators of one's own, lent to code that knows only the default ones.
+
+    They begin with `seed` and go on from one `run` to the next; training's are put back in between.
+    """
+
+    def __init__(self, seed: int, streams: Sequence[Stream] = STREAMS) -> None:
+        self._seed = seed
+        self._streams = streams
+        self._own: list[Any] | None = None
+
+    def run(self, work: Callable[[], T]) -> T:
+        trainings = [stream.mark() for stream in self._streams]
+        try:
+            if self._own is None:
+                for stream in self._streams:
+                    stream.seed(self._seed)
+            else:
+                for stream, mark in zip(self._streams, self._own, strict=True):
+                    stream.restore(mark)
+            result = work()
+            self._own = [stream.mark() for stream in self._streams]
+            return result
+        finally:
+            for stream, mark in zip(self._streams, trainings, strict=True):
+                stream.restore(mark)
