@@ -19,7 +19,7 @@ def _float8_table(exponent_bits: int, bias: int, *, infinities: bool) -> npt.NDA
     exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
     normal = (1 + mantissa) * np.exp2(exponent.astype(float) - bias)
-    values: npt.NDArray[np.float64] = sign * np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), normal)
+    values = np.asarray(sign * np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), normal), np.float64)
     top = exponent == (1 << exponent_bits) - 1
     if infinities:
         values[top] = np.where(mantissa == 0, sign * np.inf, np.nan)[top]

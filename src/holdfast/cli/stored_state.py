@@ -94,6 +94,16 @@ def read_layouts(store: Store, found: Found) -> dict[str, ImageLayout]:
     return layouts
 
 
+def layout_of(image: memoryview) -> ImageLayout:
+    """The same, of an image in memory."""
+    return parse_image(bytes(image[: header_length(bytes(image[:8]), len(image))]), len(image))
+
+
+def tracked_in(file: str, layout: ImageLayout) -> list[str]:
+    """The names of the tracked objects in an image."""
+    return list(_skeletons(file, layout))
+
+
 def leaves_of(found: Found, layouts: Mapping[str, ImageLayout]) -> dict[Path, Leaf]:
     """Every leaf of every tracked object in these images, by its path."""
     values = require_manifest(found).values
@@ -108,11 +118,21 @@ def _states(file: str, layout: ImageLayout, values: Mapping[str, Any]) -> dict[s
     def tensor(entry: Mapping[str, Any]) -> StoredTensor:
         return _describe(file, layout, entry)
 
+    skeletons = _skeletons(file, layout)
     try:
-        skeletons = json.loads(layout.metadata[SKELETON])
         return {key: inflate(node, values[key], tensor, _LEAVES) for key, node in skeletons.items()}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{file} does not match its skeleton: {error!r}") from error
+
+
+def _skeletons(file: str, layout: ImageLayout) -> dict[str, Any]:
+    try:
+        found = json.loads(layout.metadata[SKELETON])
+    except (KeyError, ValueError, RecursionError) as error:
         raise CorruptCheckpoint(f"{file} has no readable skeleton: {error!r}") from error
+    if not isinstance(found, dict):
+        raise CorruptCheckpoint(f"{file} has a skeleton that is not an object")
+    return found
 
 
 def _describe(file: str, layout: ImageLayout, entry: Mapping[str, Any]) -> StoredTensor:
