@@ -26,6 +26,7 @@ from holdfast.engine.stop_signals import StopSignals
 from holdfast.engine.telemetry import Telemetry
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_saver import Saver, SaveRequest
+from holdfast.engine.torch_setting import setting_key
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.errors import HoldfastError, SaveError, StoreError, TornSnapshot
 from holdfast.events import (
@@ -91,6 +92,7 @@ class Session:
         self.stepped = False
         self.is_clean = True
         self._retry_blocking = False
+        self._setting_of: tuple[int, str] | None = None
         self._last_saved: tuple[int, int] | None = (state.step, state.epoch) if self.resumed else None
         self._last_boundary = self._heartbeat_at = clock.monotonic()
         self._fence = Fence(self._optimizers, self.snapshots.hold_updates, self._optimizer_stepped)
@@ -117,7 +119,11 @@ class Session:
         lost = None if reached is None else max(reached - resumed.step, 0)
         self.resumed = resumed = Resumed(**{**vars(resumed), "steps_lost": lost})
         self._ledger.resumed_from = resumed.name
-        self.policy.restore_state(self.state.policy)
+        learned = dict(self.state.policy)
+        if learned.get("setting") != setting_key(self._store.where, self._tracked, resumed.bytes):
+            # Measured on another machine, disk or state: forget the costs, keep the training time.
+            learned.pop("profile", None)
+        self.policy.restore_state(learned)
         self.policy.restored(self._clock.monotonic(), resumed.step, resumed.seconds)
         self._emit(
             Restored(
@@ -226,7 +232,7 @@ class Session:
     ) -> SaveHandle | None:  # fmt: skip
         """None if no staging slot is free; a forced save waits for one."""
         state = self.state
-        state.policy = self.policy.state()
+        state.policy = {**self.policy.state(), "setting": self._setting()}
         loss = {"loss": self._read_loss()} if self._loss is not None else {}
         request = SaveRequest(
             step=state.step, reason=reason, progress=state.progress(), metrics={**self._metrics, **loss},
@@ -241,6 +247,14 @@ class Session:
             self.policy.save_started(now, state.step)
             self.meter.save_started(now, cast(Mode, self._saver.last_mode))
         return handle
+
+    def _setting(self) -> str:
+        size = self.snapshots.total_bytes
+        if size is None:
+            return ""  # The first save: its layout, and with it its size, is not known yet.
+        if self._setting_of is None or self._setting_of[0] != size:
+            self._setting_of = (size, setting_key(self._store.where, self._tracked, size))
+        return self._setting_of[1]
 
     def settle_saves(self, *, may_raise: bool) -> None:
         """Hear how background saves ended. A failure is said here, at the first boundary after it."""

@@ -84,6 +84,11 @@ class Snapshots:
         return self._layout.budget if self._layout else None
 
     @property
+    def total_bytes(self) -> int | None:
+        """Of all images; None before the first save."""
+        return self._layout.plan.total_bytes if self._layout else None
+
+    @property
     def slot_available(self) -> bool:
         return self._layout is None or self._layout.budget.slots == 0 or self._layout.pool.available
 
