@@ -6,6 +6,7 @@ Reading never leaves the store, never blocks and never follows; pruning never to
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ IMAGE = image_of(1).name
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> DirectoryStore:
-    store = DirectoryStore(tmp_path / "run")
-    epoch = store.claim()
-    for step in (1, 2):
-        save(store, step, writer_epoch=epoch)
-    return store
+def store(tmp_path: Path) -> Iterator[DirectoryStore]:
+    with DirectoryStore(tmp_path / "run") as store:
+        epoch = store.claim()
+        for step in (1, 2):
+            save(store, step, writer_epoch=epoch)
+        yield store
 
 
 @pytest.fixture

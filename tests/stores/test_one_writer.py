@@ -167,7 +167,7 @@ def test_a_forked_child_neither_writes_nor_frees_the_seat(tmp_path: Path) -> Non
 def test_an_orphan_of_a_killed_trainer_does_not_keep_the_seat(tmp_path: Path) -> None:
     """A DataLoader worker that survives its trainer inherits every descriptor, but not the record lock."""
     script = textwrap.dedent("""
-        import os, sys, time
+        import os, signal, sys
         from holdfast.stores.directory import DirectoryStore
         DirectoryStore(sys.argv[1]).claim()
         child = os.fork()
@@ -175,7 +175,7 @@ def test_an_orphan_of_a_killed_trainer_does_not_keep_the_seat(tmp_path: Path) ->
             sys.stdin.read()  # lives until the test closes this pipe
         else:
             print(child, flush=True)
-            time.sleep(600)
+            signal.pause()
     """)
     command = [sys.executable, "-c", script, str(tmp_path / "run")]
     trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
