@@ -20,6 +20,7 @@ from holdfast.policy.convergence import (
     progress_schedule,
     worth_factor,
 )
+from holdfast.policy.failures import PRIOR_WEIGHT
 from holdfast.policy.loss_curve import LossCurve, LossPoints, fit_loss_curve
 from holdfast.policy.loss_watch import LossWatch
 
@@ -276,11 +277,12 @@ def test_from_nothing_it_saves_denser_while_the_loss_falls_and_as_young_on_the_p
         loss=lambda now: 0.5 + 2 * math.exp(-(now - 1000) / 1200) + rng.gauss(0, 0.02),
     )
     saves = training.run(40_000)
-    young = math.sqrt(2 * 1.0 * 36_000)
+    up_for = 8000 - 1000
+    young = math.sqrt(2 * 1.0 * (36_000 + up_for / PRIOR_WEIGHT))  # quiet time counts as evidence
     early = [b.at - a.at for a, b in pairwise(saves) if 1600 < a.at < 3000]
     late = [b.at - a.at for a, b in pairwise(saves) if a.at > 8000]
     assert max(early) == pytest.approx(math.sqrt(2 / (1 / 36_000 + 1 / 1200)), rel=0.15)
-    assert min(late) == pytest.approx(young, rel=0.15)  # the rate is learned on, so not exactly
+    assert min(late) == pytest.approx(young, rel=0.05)
     assert "progress weighs" not in training.policy.explain()
 
 

@@ -49,7 +49,7 @@ def test_time_between_spells_is_no_exposure() -> None:
 
 
 def test_posterior_mean_is_gamma_poisson() -> None:
-    rate = FailureRate(prior_mtbf=10 * HOUR, half_life=1e15)
+    rate = FailureRate(prior_mtbf=10 * HOUR, prior_weight=1.0, half_life=1e15)
     for _ in range(4):
         rate = rate.after_spell(5 * HOUR, failed=True)
     rate = rate.after_spell(20 * HOUR, failed=False)

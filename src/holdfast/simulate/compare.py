@@ -108,12 +108,12 @@ def _subset(shields: tuple[Shield, ...], kept: tuple[int, ...], stall: float) ->
 
 
 def _waste(shields: tuple[Shield, ...], job: Job) -> float:
-    total = 0.0
+    total, inner = 0.0, 0.0
     for one in shields:
         rate = one.share / job.mtbf
-        interval = max(
-            math.sqrt(2 * one.cost / rate) if rate else math.inf, one.persist, one.cost / job.budget
-        )
-        if math.isfinite(interval):
-            total += one.cost / interval + rate * (interval / 2 + one.persist + one.restart)
+        if rate == 0:
+            continue
+        # An outer copy is taken of an inner save, so it cannot come more often.
+        inner = max(math.sqrt(2 * one.cost / rate), one.persist, one.cost / job.budget, inner)
+        total += one.cost / inner + rate * (inner / 2 + one.persist + one.restart)
     return total

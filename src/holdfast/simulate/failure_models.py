@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ class FailureModel(Protocol):
         """Mean seconds between failures of the whole job."""
         ...
 
-    def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """Seconds until the next failure, independent draws."""
+    def draw(self, random: np.random.Generator, failures: int, seeds: int, first: int = 0) -> Floats:
+        """Seconds until each of the next `failures` (rows) for every seed; `first` were drawn before."""
         ...
 
 
@@ -29,8 +29,8 @@ class Poisson:
 
     mtbf: float
 
-    def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return random.exponential(self.mtbf, shape)
+    def draw(self, random: np.random.Generator, failures: int, seeds: int, first: int = 0) -> Floats:
+        return random.exponential(self.mtbf, (failures, seeds))
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Weibull:
     mtbf: float
     shape: float
 
-    def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    def draw(self, random: np.random.Generator, failures: int, seeds: int, first: int = 0) -> Floats:
         scale = self.mtbf / math.gamma(1 + 1 / self.shape)
-        return scale * random.weibull(self.shape, shape)
+        return scale * random.weibull(self.shape, (failures, seeds))
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Resampled:
     def mtbf(self) -> float:
         return sum(self.up_times) / len(self.up_times)
 
-    def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return random.choice(np.asarray(self.up_times), size=shape)
+    def draw(self, random: np.random.Generator, failures: int, seeds: int, first: int = 0) -> Floats:
+        return random.choice(np.asarray(self.up_times), size=(failures, seeds))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Replayed:
     def mtbf(self) -> float:
         return sum(self.up_times) / len(self.up_times)
 
-    def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    def draw(self, random: np.random.Generator, failures: int, seeds: int, first: int = 0) -> Floats:
         del random
-        column: NDArray[Any] = np.resize(np.asarray(self.up_times, dtype=np.float64), shape[0])
-        return np.broadcast_to(column.reshape(-1, *([1] * (len(shape) - 1))), shape).copy()
+        order = np.arange(first, first + failures) % len(self.up_times)
+        column = np.asarray(self.up_times, dtype=np.float64)[order]
+        return np.repeat(column[:, None], seeds, axis=1)

@@ -19,7 +19,7 @@ _SURVIVES |= {"xor": _SURVIVES["partner"], "rs": _SURVIVES["partner"]}
 # Bytes per second and node, where the command line gives none.
 _PER_NODE = {"memory": 40e9, "nvme": 5e9, "partner": 10e9, "xor": 5e9, "rs": 5e9}
 _TIER = re.compile(
-    r"(?P<name>[^:=]+?)(?:[:=](?P<speed>[0-9.]+\s*[kMGTP]?i?B)/s(?P<each>/node)?)?(?::(?P<share>[0-9.]+)%)?"
+    r"(?P<name>(?:[^:=]|:(?=//))+?)(?:[:=](?P<speed>[0-9.]+\s*[kMGTP]?i?B)/s(?P<each>/node)?)?(?::(?P<share>[0-9.]+)%)?"
 )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from holdfast.policy.failures import HALF_LIFE
+from holdfast.policy.failures import HALF_LIFE, PRIOR_WEIGHT
 from holdfast.simulate.failure_models import Floats
 
 
@@ -36,6 +36,11 @@ class Shield:
 class Intervals(Protocol):
     """Sets every level's interval for each seed, at the start of each spell."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether the answer depends on what was seen."""
+        ...
+
     def choose(self, failures: Floats, exposure: Floats) -> list[Floats]:
         """One array of seconds per level, given what each seed has seen so far (faded with the half-life)."""
         ...
@@ -46,6 +51,7 @@ class Fixed:
     """The same intervals throughout."""
 
     seconds: tuple[float, ...]
+    learns: ClassVar[bool] = False
 
     def choose(self, failures: Floats, exposure: Floats) -> list[Floats]:
         return [np.full_like(failures, one) for one in self.seconds]
@@ -58,7 +64,8 @@ class Learned:
     shields: tuple[Shield, ...]
     prior_mtbf: float
     budget: float
-    prior_weight: float = 1.0
+    prior_weight: float = PRIOR_WEIGHT
+    learns: ClassVar[bool] = True
 
     def choose(self, failures: Floats, exposure: Floats) -> list[Floats]:
         rate = (self.prior_weight + failures) / (self.prior_weight * self.prior_mtbf + exposure)

@@ -40,8 +40,11 @@ def simulate_slots(
     clock, position, owed = np.zeros(seeds), np.zeros(seeds), np.zeros(seeds)
     worked, down, count = np.zeros(seeds), np.zeros(seeds), np.zeros(seeds)
     losses: list[Floats] = []
+    drawn = 0
     while (clock < horizon).any():
-        for until_failure in failures.draw(random, (BLOCK, seeds)):
+        up_times = failures.draw(random, BLOCK, seeds, drawn)
+        drawn += BLOCK
+        for until_failure in up_times:
             left = horizon - clock
             lasted = np.minimum(until_failure, left)
             failed = until_failure < left
