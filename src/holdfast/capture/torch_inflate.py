@@ -27,7 +27,6 @@ def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[st
         skeletons = json.loads(layout.metadata[METADATA_KEY])
     except (KeyError, ValueError) as error:
         raise CorruptCheckpoint(f"the image has no readable skeleton: {error!r}") from error
-    memory = torch.frombuffer(image, dtype=torch.uint8)
     leaves: dict[str, Any] = {}
 
     def tensor(entry: dict[str, Any]) -> Any:
@@ -35,7 +34,7 @@ def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[st
         # One object per name: what was tied when it was saved is tied again.
         if name not in leaves:
             start, stop = layout.spans[name]
-            raw = memory[start:stop]
+            raw = _bytes_of(image, start, stop)
             # A live tensor must be aligned as torch's own allocator aligns it: kernels may choose another
             # path otherwise, and "bit for bit" would depend on where a tensor lay in a file.
             if raw.data_ptr() % ALIGNMENT and raw.numel():
@@ -48,3 +47,11 @@ def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[st
         return {key: inflate(node, values[key], tensor, TORCH_LEAVES) for key, node in skeletons.items()}
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise CorruptCheckpoint(f"the image does not match its skeleton: {error!r}") from error
+
+
+def _bytes_of(image: memoryview, start: int, stop: int) -> torch.Tensor:
+    # Each its own storage and not a slice of one: slices share a version counter, and a change of any
+    # restored tensor would then look like a change of all of them and tear the next snapshot.
+    if start == stop:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(image, dtype=torch.uint8, count=stop - start, offset=start)

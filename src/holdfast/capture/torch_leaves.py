@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import CorruptCheckpoint, SetupError
+from holdfast.format.array_types import array_type_from, describe_array_type
 from holdfast.format.tree import SCALAR, TENSOR, Leaves
 
 # torch type -> safetensors code. A type that is missing here is stored as raw bytes with its name beside.
@@ -102,7 +103,7 @@ def describe_leaf(leaf: torch.Tensor | np.ndarray[Any, Any], name: str) -> dict[
     """The skeleton's entry for a tensor: what the image's header alone cannot say."""
     entry: dict[str, Any] = {"name": name}
     if isinstance(leaf, np.ndarray):
-        entry["numpy"] = [leaf.dtype.descr if leaf.dtype.names else leaf.dtype.str, list(leaf.shape)]
+        entry["numpy"] = [describe_array_type(leaf.dtype), list(leaf.shape)]
         return entry
     if leaf.dtype not in CODES:
         entry["dtype"] = dtype_name(leaf.dtype)
@@ -121,11 +122,8 @@ def _dense_stride(tensor: torch.Tensor) -> list[int]:
 def leaf_from_bytes(entry: dict[str, Any], code: str, shape: Sequence[int], raw: torch.Tensor) -> Any:
     """The leaf again, as a view of `raw` (uint8) where its layout allows it."""
     if "numpy" in entry:
-        descr, array_shape = entry["numpy"]
-        dtype = np.dtype([tuple(f) for f in descr] if isinstance(descr, list) else descr)
-        if dtype.hasobject:
-            raise CorruptCheckpoint("a stored NumPy array claims to hold Python objects")
-        return raw.numpy().view(dtype).reshape(array_shape).copy()
+        words, array_shape = entry["numpy"]
+        return raw.numpy().view(array_type_from(words)).reshape(array_shape).copy()
     dtype_ = dtype_from_name(entry["dtype"]) if "dtype" in entry else _BY_CODE[code]
     tensor = raw.view(dtype_).reshape(tuple(entry.get("shape", shape)))
     if "stride" in entry:

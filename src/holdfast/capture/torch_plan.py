@@ -61,7 +61,8 @@ class StatePlan:
     # Positions in the walk: the tensors that are stored, and (copy, original) for those that are tied.
     stored: tuple[int, ...]
     tied: tuple[tuple[int, int], ...]
-    arrays: frozenset[int]
+    # Of NumPy arrays the type and shape: what is copied are their plain bytes, which look alike.
+    arrays: Mapping[int, tuple[np.dtype[Any], tuple[int, ...]]]
     shapes: tuple[list[Any], ...]
     forms: list[tuple[Any, ...]]
 
@@ -76,8 +77,11 @@ class StatePlan:
         ):
             return None
         tensors = [t for part in parts for t in part.flat.tensors]
-        for index in self.arrays:
-            tensors[index] = as_tensor(tensors[index], "array")
+        for index, form in self.arrays.items():
+            array = tensors[index]
+            if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != form:
+                return None
+            tensors[index] = as_tensor(array, "array")
         # A loop that keeps nothing: 12,000 fresh tuples would wake the garbage collector at every save.
         for tensor, (shape, dtype, stride) in zip(tensors, self.forms, strict=True):
             if tensor.shape != shape or tensor.dtype is not dtype or tensor.stride() != stride:
@@ -101,7 +105,7 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
     """Lay out images for this state. `lazy_ids` are tensors that only a fenced optimizer step changes."""
     stored: list[int] = []
     tied: list[tuple[int, int]] = []
-    arrays: set[int] = set()
+    arrays: dict[int, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     forms: list[tuple[Any, ...]] = []
     images: list[ImagePlan] = []
     located: list[tuple[int, str, torch.Tensor, bool, str]] = []
@@ -118,7 +122,7 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
                 label = show_path(path)
                 tensor = as_tensor(leaf, label)
                 if isinstance(leaf, np.ndarray):
-                    arrays.add(position)
+                    arrays[position] = (leaf.dtype, leaf.shape)
                 forms.append((tensor.shape, tensor.dtype, tensor.stride()))
                 identity = _identity(tensor, position)
                 if identity in seen:
@@ -147,7 +151,7 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
         placements=tuple(placements),
         stored=tuple(stored),
         tied=tuple(tied),
-        arrays=frozenset(arrays),
+        arrays=arrays,
         shapes=tuple(part.flat.shape for part in parts),
         forms=forms,
     )
@@ -185,7 +189,9 @@ def _weights_file(key: str, index: int) -> str:
 def _identity(tensor: torch.Tensor, position: int) -> tuple[Any, ...]:
     if tensor.numel() == 0:
         return ("empty", position)
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
+    # z and z.conj() differ in nothing but a flag.
+    flags = (tensor.is_conj(), tensor.is_neg())
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device), flags)
 
 
 def _spec(tensor: torch.Tensor, name: str) -> TensorSpec:
