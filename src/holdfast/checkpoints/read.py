@@ -19,6 +19,7 @@ from holdfast.stores.base import PAGE, Store, StoredFile
 from holdfast.stores.side_by_side import side_by_side
 
 Allocate = Callable[[int], memoryview]
+_RELISTINGS = 5
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,21 @@ def newest_valid(
 
     `reject(found, why)` hears of every one passed over. NoValidCheckpoint if all were.
     """
-    reasons = []
-    for found in committed(store):
-        try:
-            return Loaded(found, read_files(store, found, wanted, allocate))
-        except (CorruptCheckpoint, StoreError) as error:
-            reasons.append(f"{found.name}: {error.message}")
-            if reject is not None:
-                reject(found, error.message)
+    reasons: list[str] = []
+    for _ in range(_RELISTINGS):
+        candidates = committed(store)
+        # A listing that has become empty does not make a fresh start of what was damaged a moment ago.
+        reasons = [] if candidates else reasons
+        for found in candidates:
+            try:
+                return Loaded(found, read_files(store, found, wanted, allocate))
+            except (CorruptCheckpoint, StoreError) as error:
+                reasons.append(f"{found.name}: {error.message}")
+                if reject is not None:
+                    reject(found, error.message)
+        # A pruner may have replaced all we had listed; then there is something new to look at.
+        if {str(found.name) for found in candidates} == set(store.names()):
+            break
     if not reasons:
         return None
     raise NoValidCheckpoint(

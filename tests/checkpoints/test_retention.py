@@ -1,0 +1,134 @@
+"""What is kept, and why: the pure choice, and how users write it."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoints.retention import Best, Retention, parse_keep, select
+from holdfast.errors import SetupError
+from holdfast.format.manifest import Manifest
+
+
+def manifest(step: int, epoch: int = 1, **more: Any) -> Manifest:
+    said: dict[str, Any] = {"parent": None, "created": "", "reason": "", "files": ()}
+    store = "01234567-89ab-cdef-0123-456789abcdef"
+    return Manifest(store=store, writer_epoch=epoch, step=step, nonce=f"{step:08x}", **{**said, **more})
+
+
+def kept(manifests: list[Manifest], retention: Retention) -> list[int]:
+    return sorted(name.step for name in select(manifests, retention))
+
+
+def test_the_latest_are_the_latest_by_history_not_by_step() -> None:
+    history = [manifest(900), manifest(901), manifest(10, epoch=2), manifest(20, epoch=2)]
+    assert kept(history, Retention(latest=2)) == [10, 20]
+    assert kept(history, Retention(latest=3)) == [10, 20, 901]
+
+
+def test_one_of_each_stretch_stays() -> None:
+    history = [manifest(step) for step in range(0, 1000, 70)]
+    assert kept(history, Retention(every_steps=250)) == [0, 280, 560, 770, 910, 980]
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, unique=True), st.integers(1, 900))
+def test_a_stretch_once_chosen_keeps_its_choice_as_training_goes_on(steps: list[int], every: int) -> None:
+    retention = Retention(latest=2, every_steps=every)
+    alive: list[Manifest] = []
+    firsts: dict[int, int] = {}
+    for step in sorted(steps):
+        alive.append(manifest(step))
+        firsts.setdefault(step // every, step)
+        names = select(alive, retention)
+        alive = [one for one in alive if one.name in names]
+        assert set(firsts.values()) <= {one.step for one in alive}
+    assert len(alive) <= len(firsts) + 2
+
+
+def test_the_best_stay_and_what_has_no_number_is_never_best() -> None:
+    losses = {1: 0.9, 2: 0.1, 3: math.nan, 4: 0.5, 5: -math.inf, 6: 0.2, 7: 0.8, 8: 0.7}
+    history = [manifest(step, metrics={"loss": loss}) for step, loss in losses.items()] + [
+        manifest(9),
+        manifest(10),
+    ]
+    assert kept(history, Retention(best=Best("loss", "min", 2))) == [2, 6, 9, 10]
+    assert kept(history, Retention(best=Best("loss", "max", 1))) == [1, 9, 10]
+
+
+def test_of_equals_the_newer_is_the_better() -> None:
+    history = [manifest(step, metrics={"loss": 1.0}) for step in range(1, 6)]
+    assert kept(history, Retention(best=Best("loss", "min", 3))) == [3, 4, 5]
+
+
+def test_epoch_ends_and_labels_stay() -> None:
+    history = [
+        manifest(1, keep="paper"),
+        manifest(2, tags=("epoch-end",)),
+        manifest(3, keep=""),
+        *(manifest(step) for step in (4, 5, 6)),
+    ]
+    assert kept(history, Retention()) == [1, 3, 5, 6]
+    assert kept(history, Retention(epoch_ends=True)) == [1, 2, 3, 5, 6]
+    reasons = {name.step: why for name, why in select(history, Retention(epoch_ends=True)).items()}
+    assert reasons[1] == "kept for ever: paper"
+    assert reasons[3] == "kept for ever: by request"
+    assert reasons[2] == "end of an epoch"
+    assert reasons[6] == "among the latest 2"
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 99)), unique=True), st.integers(2, 5))
+def test_the_newest_two_are_always_kept(history: list[tuple[int, int]], latest: int) -> None:
+    manifests = [manifest(step, epoch) for epoch, step in history]
+    names = select(manifests, Retention(latest=latest))
+    assert set(sorted((one.name for one in manifests), reverse=True)[:2]) <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (2, Retention(2)),
+        ("3", Retention(3)),
+        ("latest 3", Retention(3)),
+        ("every 1000 steps", Retention(2, 1000)),
+        ("best of val_acc", Retention(best=Best("val_acc", "max", 1))),
+        ("best 2 of -val_loss", Retention(best=Best("val_loss", "min", 2))),
+        ("epoch ends", Retention(epoch_ends=True)),
+        (
+            "latest 3, every 1000 steps, best 2 of +val/acc, epoch ends",
+            Retention(3, 1000, Best("val/acc", "max", 2), True),
+        ),
+        (Retention(7), Retention(7)),
+    ],
+)
+def test_keep_is_read_as_people_write_it(text: int | str | Retention, expected: Retention) -> None:
+    assert parse_keep(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        1,
+        0,
+        -3,
+        "latest 1",
+        "",
+        "all",
+        "latest three",
+        "every 0 steps",
+        "best 0 of x",
+        "3, latest 4",
+        True,
+        2.5,
+    ],
+)
+def test_what_is_unsafe_or_unclear_is_refused_with_advice(text: Any) -> None:
+    with pytest.raises(SetupError) as refused:
+        parse_keep(text)
+    assert refused.value.hint
+
+
+def test_keeping_one_is_refused_with_the_reason() -> None:
+    with pytest.raises(SetupError, match="if the only checkpoint proves damaged"):
+        parse_keep(1)
