@@ -100,5 +100,5 @@ def test_numpy_scalars_keep_type_and_bits(value: np.generic) -> None:
     ids=str,
 )  # fmt: skip
 def test_damaged_values_are_refused(damaged: Any) -> None:
-    with pytest.raises(CorruptCheckpoint, match="cannot read the stored value"):
+    with pytest.raises(CorruptCheckpoint, match=r"cannot read the stored value"):
         decode_scalar(damaged, {})

@@ -128,14 +128,14 @@ def test_subclasses_are_not_mistaken_for_their_base() -> None:
         pass
 
     for value in (MyDict(a=1), MyInt(3)):
-        with pytest.raises(SetupError, match="cannot save"):
+        with pytest.raises(SetupError, match=r"cannot save"):
             flatten({"x": value}, LEAVES)
 
 
 def test_a_state_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(SetupError, match="contains itself"):
+    with pytest.raises(SetupError, match=r"contains itself"):
         flatten(loop, LEAVES)
 
 

@@ -9,6 +9,8 @@ import torch
 
 from holdfast.errors import IncompatibleState
 
+_UNNAMED = "?"
+
 
 class TrackedOptimizer:
     role = "state"
@@ -30,11 +32,15 @@ class TrackedOptimizer:
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
         if self._names_of is None or self._names_of[0] != sizes:
             names = [
-                {f"{self.names.get(id(p), '?')}#{i}": () for i, p in enumerate(group["params"])}
+                {f"{self._name(p)}#{i}": () for i, p in enumerate(group["params"])}
                 for group in self.optimizer.param_groups
             ]
             self._names_of = (sizes, names)
         return self._names_of[1]
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        # A parameter of a model that is not tracked is known by its shape alone.
+        return self.names.get(id(parameter), f"{_UNNAMED}{list(parameter.shape)}")
 
     def check(self, state: Any) -> None:
         """State is keyed by position: the same parameters in another order would load swapped, silently."""
@@ -47,7 +53,8 @@ class TrackedOptimizer:
                     f"group {group} has {len(there)} parameters in the checkpoint, {len(here)} here"
                 )
             for a, b in zip(here, there, strict=True):
-                if a != b and not (a.startswith("?") or b.startswith("?")):
+                # Named here and unnamed there: another set of models is tracked; nothing can be compared.
+                if a != b and a.startswith(_UNNAMED) == b.startswith(_UNNAMED):
                     raise self._mismatch(f"group {group} has {b!r} in the checkpoint where {a!r} stands here")
 
     def _mismatch(self, what: str) -> IncompatibleState:
@@ -70,10 +77,17 @@ class TrackedOptimizer:
                 continue
             live = self.optimizer.state[params[position]]
             for name, value in entry.items():
-                now = live.get(name)
-                if (
-                    isinstance(value, torch.Tensor)
-                    and isinstance(now, torch.Tensor)
-                    and now.dtype != value.dtype
-                ):
-                    live[name] = value.to(device=now.device)
+                if name in live:
+                    live[name] = _uncast(value, live[name])
+
+
+def _uncast(saved: Any, live: Any) -> Any:
+    """What was loaded, but with the dtype that was saved; histories (LBFGS) are lists of tensors."""
+    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
+        return live if live.dtype == saved.dtype else saved.to(device=live.device)
+    if type(saved) in (list, tuple) and type(saved) is type(live) and len(saved) == len(live):
+        return type(saved)(map(_uncast, saved, live))
+    if isinstance(saved, dict) and isinstance(live, dict) and saved.keys() == live.keys():
+        return {name: _uncast(value, live[name]) for name, value in saved.items()}
+    # Text in a state comes back from torch as "<generator object ...>".
+    return saved if type(saved) is str else live
