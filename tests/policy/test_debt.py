@@ -361,6 +361,18 @@ def test_state_survives_json_and_saves_the_profile() -> None:
     assert resumed.run(2000)[0].at == pytest.approx(211.28, abs=1)
 
 
+def test_costs_of_another_setting_are_measured_again() -> None:
+    training = Pretend(build_policy("auto", setting="A100"), stall=2.0)
+    training.run(500)
+    kept = training.policy.state()
+    same, other = build_policy("auto", setting="A100"), build_policy("auto", setting="H100")
+    same.restore_state(kept)
+    other.restore_state(kept)
+    assert same.profile.stall_seconds == 2.0
+    assert other.profile.stall_seconds is None
+    assert other.state()["trained_seconds"] == pytest.approx(kept["trained_seconds"])
+
+
 @pytest.mark.parametrize(
     "damaged",
     [

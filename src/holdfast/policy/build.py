@@ -37,6 +37,7 @@ def build_policy(
     convergence: ConvergenceSettings | None = None,
     levels: Sequence[OuterLevel] = (),
     epoch_ends: bool = False,
+    setting: str = "",
 ) -> DebtPolicy:
     """One policy from the user's settings.
 
@@ -45,7 +46,8 @@ def build_policy(
     falls fast). `budget` caps the share of time that saves may take; `max_loss` is the most training time a
     failure may cost; `mtbf` is the mean time between failures of the whole job. "auto" takes it as a first
     guess and learns on; "young", "daly" and "availability" take it as a fact. `every` fixes the rhythm.
-    `epoch_ends` forces a save at the end of every epoch, whatever it costs.
+    `epoch_ends` forces a save at the end of every epoch, whatever it costs. `setting` (see `profile_key`)
+    names what costs depend on; costs kept from another setting are measured again.
     """
     if policy not in RULES:
         names = ", ".join(f'"{name}"' for name in RULES)
@@ -77,6 +79,7 @@ def build_policy(
         convergence=convergence,
         levels=tuple(levels),
         epoch_ends=epoch_ends,
+        setting=setting,
     )
     return DebtPolicy(settings, belief, profile)
 

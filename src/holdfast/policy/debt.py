@@ -55,6 +55,7 @@ class DebtSettings:
     convergence: ConvergenceSettings | None = None
     levels: tuple[OuterLevel, ...] = ()
     epoch_ends: bool = False
+    setting: str = ""
 
 
 class DebtPolicy:
@@ -345,6 +346,11 @@ class DebtPolicy:
         return self.explanation().line()
 
     @property
+    def save_pending(self) -> bool:
+        """Whether a save has been taken of which it is not known yet how it ended."""
+        return self._loss.pending
+
+    @property
     def profile(self) -> Profile:
         """What has been measured so far."""
         return self._costs.profile()
@@ -354,6 +360,7 @@ class DebtPolicy:
         self._settle()
         state: dict[str, Any] = {
             "version": 1,
+            "setting": self.settings.setting,
             "profile": self._costs.profile().to_dict(),
             "trained_seconds": self._training_time(self._now),
             "levels": self._levels.state(self._now),
@@ -367,7 +374,8 @@ class DebtPolicy:
         if state.get("version") != 1:
             return
         profile, levels, loss = state.get("profile"), state.get("levels"), state.get("loss")
-        if isinstance(profile, Mapping):
+        # Costs measured on other hardware, storage or sizes mislead; what the training did stays true.
+        if isinstance(profile, Mapping) and state.get("setting") == self.settings.setting:
             self._costs = MeasuredCosts(Profile.from_dict(profile))
         trained = state.get("trained_seconds")
         if isinstance(trained, (int, float)) and trained >= 0:
