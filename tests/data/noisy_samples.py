@@ -46,5 +46,6 @@ def indices(batches: list[torch.Tensor]) -> list[list[int]]:
 def same(one: list[Any], other: list[Any]) -> bool:
     """Bit for bit."""
     return len(one) == len(other) and all(
-        a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(one, other, strict=True)
+        a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        for a, b in zip(one, other, strict=True)
     )

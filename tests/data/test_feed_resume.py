@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from holdfast.data.torch_feed import Feed
-from holdfast.data.torch_streams import STREAMS
+from noisy_samples import Noisy, Quiet, indices, same
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -21,7 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from noisy_samples import Noisy, Quiet, indices, same
+from holdfast.data.torch_feed import Feed
+from holdfast.data.torch_streams import STREAMS
 
 EPOCHS = 3
 SIZE = 23  # leaves an uneven last batch of 3
@@ -31,7 +31,16 @@ class Buckets(Sampler[list[int]]):
     """A user's batch sampler: batches of different lengths, shuffled by Python's own generator."""
 
     def __iter__(self):
-        batches = [[0, 1], [2, 3, 4], [5], [6, 7, 8, 9], [10, 11], [12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22]]
+        batches = [
+            [0, 1],
+            [2, 3, 4],
+            [5],
+            [6, 7, 8, 9],
+            [10, 11],
+            [12, 13, 14],
+            [15, 16, 17, 18],
+            [19, 20, 21, 22],
+        ]
         random.shuffle(batches)
         yield from batches
 
@@ -54,7 +63,9 @@ OWN_ORDER: dict[str, Build] = {
     "torch batch sampler": lambda workers: DataLoader(
         Noisy(SIZE), batch_sampler=BatchSampler(RandomSampler(range(SIZE)), 5, True), num_workers=workers
     ),
-    "own batch sampler": lambda workers: DataLoader(Noisy(SIZE), batch_sampler=Buckets(), num_workers=workers),
+    "own batch sampler": lambda workers: DataLoader(
+        Noisy(SIZE), batch_sampler=Buckets(), num_workers=workers
+    ),
     "weighted": lambda workers: DataLoader(
         Noisy(SIZE), 4, sampler=WeightedRandomSampler([1.0, 2.0] * 11 + [9.0], 30), num_workers=workers
     ),
@@ -215,4 +226,8 @@ def test_the_state_is_small_and_the_rest_of_a_large_epoch_is_not_replayed() -> N
 
 def test_sequential_sampler_given_by_hand_is_the_plain_order() -> None:
     loader = DataLoader(Quiet(10), 4, sampler=SequentialSampler(range(10)))
-    assert [b.tolist() for b in Feed(loader, name="x", seed=0).batches(0)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [b.tolist() for b in Feed(loader, name="x", seed=0).batches(0)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from noisy_samples import Noisy, Quiet
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
 from holdfast.data.seeding import sample_seed
 from holdfast.data.torch_feed import Feed
 from holdfast.data.torch_streams import STREAMS
-from torch.utils.data import DataLoader, Dataset, get_worker_info
-
-from noisy_samples import Noisy, Quiet
 
 
 def rows(loader: DataLoader[Any], epoch: int = 0, **options: Any) -> dict[int, tuple[float, ...]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from holdfast.data.order import InSequence, shuffled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holdfast.data.order import InSequence, shuffled
 
 SIZES = [1, 2, 3, 7, 100, 65535, 65536, 65537, 100_000, 131_072, 65536 * 4, 131_073, 262_145]
 
@@ -37,7 +38,11 @@ def test_orders_never_change_between_versions() -> None:
     assert shuffled(10, seed=0, epoch=0).read(0, 10).tolist() == [3, 1, 9, 2, 0, 4, 6, 8, 7, 5]
     large = shuffled(1_000_000, seed=1, epoch=2).read(500_000, 500_006).tolist()
     assert large == [370688, 308113, 115480, 715015, 483326, 501931]
-    assert shuffled(2**33, seed=1, epoch=2).read(2**32, 2**32 + 3).tolist() == [2795517731, 4455130713, 6828593]
+    assert shuffled(2**33, seed=1, epoch=2).read(2**32, 2**32 + 3).tolist() == [
+        2795517731,
+        4455130713,
+        6828593,
+    ]
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])

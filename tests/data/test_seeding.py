@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from holdfast.data.seeding import (
     FOR_SAMPLES,
     batch_seed,

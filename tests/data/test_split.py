@@ -6,13 +6,13 @@ from itertools import islice
 
 import pytest
 import torch
-from holdfast.data.order import InSequence, Listed, shuffled
-from holdfast.data.split import Share, Turn, turns_of_order, turns_of_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noisy_samples import Quiet
 from torch.utils.data import DataLoader, DistributedSampler
 
-from noisy_samples import Quiet
+from holdfast.data.order import InSequence, Listed, shuffled
+from holdfast.data.split import Share, Turn, turns_of_order, turns_of_stream
 
 
 def own(turn: Turn) -> list[int]:
@@ -56,7 +56,9 @@ def test_any_change_of_world_and_batch_size_leaves_every_item_exactly_once(size,
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 120), st.integers(1, 5), st.integers(1, 9), st.booleans(), st.booleans())
-def test_the_turns_are_those_of_torchs_distributed_sampler(size, world, batch, drop_uneven, drop_short) -> None:
+def test_the_turns_are_those_of_torchs_distributed_sampler(
+    size, world, batch, drop_uneven, drop_short
+) -> None:
     for rank in range(world):
         sampler = DistributedSampler(Quiet(size), world, rank, seed=3, drop_last=drop_uneven)
         sampler.set_epoch(4)
@@ -69,7 +71,9 @@ def test_the_turns_are_those_of_torchs_distributed_sampler(size, world, batch, d
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 4), st.integers(1, 7), st.booleans(), st.booleans())
+@given(
+    st.integers(0, 60), st.integers(0, 60), st.integers(1, 4), st.integers(1, 7), st.booleans(), st.booleans()
+)
 def test_an_order_and_a_stream_are_split_alike(size, start, world, batch, uneven, short) -> None:
     order = shuffled(size, 0, 0) if size else InSequence(0)
     start = min(start, size)

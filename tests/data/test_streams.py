@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+
 from holdfast.data import torch_streams
 from holdfast.data.torch_streams import STREAMS, NumpyStream, PythonStream, Stream
 
@@ -27,7 +28,9 @@ def everything_drawn() -> list[float]:
 
 @pytest.mark.parametrize(("stream", "draw"), CASES)
 def test_one_draw_is_noticed_and_undone(stream: Stream, draw) -> None:
-    for before in range(1250):  # past two refills of a Mersenne Twister, through every state of the spare normal
+    for before in range(
+        1250
+    ):  # past two refills of a Mersenne Twister, through every state of the spare normal
         mark = stream.mark()
         assert not stream.moved(mark)
         draw()

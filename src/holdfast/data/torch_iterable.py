@@ -126,19 +126,21 @@ class IterableStyle:
         count = 0
         while not all(reader.ended for reader in self._readers):
             which, nth = (first + count) % len(readers), count // len(readers)
-            start = readers[which].state if nth == 0 else None
-            yield Ask(opened, base, which, readers[which].done + nth, start, count < again)
+            begin = readers[which] if nth == 0 else _Reader()
+            done = readers[which].done + nth
+            yield Ask(opened, base, which, done, begin.state, begin.ended, discard=count < again)
             count += 1
 
     def _answers(self, consumed: int, again: int) -> Iterator[tuple[Turn, Any]]:
         first = self._next
         progress = self._say_read_again(again) if again else None
         marks = [stream.mark() for stream in STREAMS] if again else []
-        for count, (over, batch, state) in enumerate(self._rebuilt):
+        for count, (batch, state, last, empty) in enumerate(self._rebuilt):
             which = (first + count) % len(self._readers)
             reader = self._readers[which]
-            if over:
-                reader.ended = True
+            # A dataset at its end may say that it stands at its beginning, so the end itself is remembered.
+            reader.ended = last
+            if empty:
                 if all(other.ended for other in self._readers):
                     return
                 continue

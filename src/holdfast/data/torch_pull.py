@@ -16,19 +16,29 @@ from holdfast.data.torch_streams import STREAMS
 
 
 class Ask(NamedTuple):
-    """One request to the reader number `reader` of a pass. `start`, in a reader's first request, is the state
-    it begins from; `discard` asks for reading without collating."""
+    """One request to a reader for its `nth` batch of a pass. A reader's first request says where it begins:
+    at a state, at its end, or (neither) at the beginning. `discard` asks for reading without collating."""
 
     number: int
     base: int
     reader: int
     nth: int
     start: Any
+    at_end: bool
     discard: bool
 
 
+class Answer(NamedTuple):
+    """`last` says that the reader has come to its end, with this batch or (`empty`) before it."""
+
+    batch: Any
+    state: Any
+    last: bool
+    empty: bool = False
+
+
 class Pull(Dataset[Any]):
-    """A dataset of answers (over, batch, state) around the user's iterable dataset.
+    """A dataset of answers around the user's iterable dataset.
 
     With `seeded`, the default generators are seeded before every batch, so that reading again from the
     beginning gives the same samples, and training's generators are left alone.
@@ -57,7 +67,7 @@ class Pull(Dataset[Any]):
     def dataset(self) -> Any:
         return self._dataset
 
-    def __getitem__(self, ask: Ask) -> tuple[bool, Any, Any]:
+    def __getitem__(self, ask: Ask) -> Answer:
         in_process = get_worker_info() is None
         marks = [stream.mark() for stream in STREAMS] if in_process and self._seeded else []
         try:
@@ -79,19 +89,16 @@ class Pull(Dataset[Any]):
             object.__setattr__(info, "id", ask.reader)
         if ask.start is not None:
             self._dataset.load_state_dict(ask.start)
-        self._items = iter(self._dataset)
+        self._items = iter(()) if ask.at_end else iter(self._dataset)
         self._pass = ask.number
 
-    def _next(self, discard: bool) -> tuple[bool, Any, Any]:
-        if self._batch is None:
-            taken = list(islice(self._items, 1))
-            over = not taken
-        else:
-            taken = list(islice(self._items, self._batch))
-            over = not taken or (self._drop_last and len(taken) < self._batch)
-        if over:
-            return True, None, None
+    def _next(self, discard: bool) -> Answer:
+        wanted = self._batch or 1
+        taken = list(islice(self._items, wanted))
+        short = len(taken) < wanted
+        if not taken or (short and self._drop_last):
+            return Answer(None, None, last=True, empty=True)
         state = self._dataset.state_dict() if self._with_state else None
         if discard:
-            return False, None, state
-        return False, self._collate(taken[0] if self._batch is None else taken), state
+            return Answer(None, state, last=short)
+        return Answer(self._collate(taken[0] if self._batch is None else taken), state, last=short)
