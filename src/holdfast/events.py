@@ -124,7 +124,46 @@ class Warned(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
-    """`how` is "finished", "stopped" (signal or deadline: planned) or "error"."""
+    """`how` is "finished", "stopped" (signal or deadline: planned) or "error"; `why` names what stopped it."""
 
     step: int
     how: str
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoticeReceived(Event):
+    """The provider of this machine announced something. `stops` means that the machine will be taken away."""
+
+    source: str
+    what: str
+    stops: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptStarted(Event):
+    """A supervisor started the command. `attempt` counts from 0."""
+
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnded(Event):
+    """One life of a supervised command, as its supervisor saw it end. `planned` ends are no failures."""
+
+    attempt: int
+    cause: str
+    detail: str
+    planned: bool
+    seconds: float
+    exit_code: int | None = None
+    signal: int | None = None
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorEnded(Event):
+    attempts: int
+    exit_code: int
+    why: str

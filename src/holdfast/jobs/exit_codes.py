@@ -1,18 +1,16 @@
-"""What a training process and its supervisor say by ending. Schedulers and scripts rely on these: never change
-a number.
+"""What a training process and its supervisor say by ending. Scripts rely on it: never change a number.
 
 | code | who | meaning | what should happen |
 |---|---|---|---|
 | 0 | both | the work is complete | nothing; leftover array tasks may end at once |
-| 75 | both | stopped with a committed checkpoint (signal, deadline, spot notice) | run the same command again |
+| 75 | both | stopped early, its checkpoint committed (signal, deadline, spot notice) | run it again |
 | 78 | training | running again cannot help; the supervisor passes it on | a person must look |
 | 92 | supervisor | the budget of restarts is used up | a person must look |
 | 93 | supervisor | restarts made no new checkpoint | a person must look |
 | 126, 127 | supervisor | the command cannot be executed, or does not exist | correct the command |
-| 130 | both | Ctrl-C; the state is committed | run the same command again, when you like |
+| 130 | both | Ctrl-C; the state is committed | run it again when you like |
 
-A training script that knows it must not be restarted ends with `sys.exit(holdfast.jobs.exit_codes.DO_NOT_RESTART)`.
-Anything else is a crash, and is restarted.
+Anything else is a crash, and is restarted. A script that knows better ends with `sys.exit(78)`.
 """
 
 from __future__ import annotations
