@@ -31,14 +31,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("bench_cmd", "what this disk and machine can do, and how often that lets you save"),
     "plan": ("plan_cmd", "how often to save, from costs and failure rate"),
     "simulate": ("simulate_cmd", "what a policy would cost over weeks of failures"),
+    "slurm": ("slurm_cmd", "write and submit a batch script that survives time limits; status of its jobs"),
+    "app": ("app_cmd", "run a program that writes its own checkpoint files, or one under DMTCP"),
+    "doctor": ("doctor_cmd", "what is wrong with a set-up, and how to fix it"),
     "data-audit": ("data_audit", "prove that every sample came exactly once per epoch"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    given = [argument for argument in given if argument != "--debug"]
+    # What stands behind "--" belongs to somebody else's program.
+    cut = given.index("--") if "--" in given else len(given)
+    debug = "--debug" in given[:cut]
+    given = [argument for argument in given[:cut] if argument != "--debug"] + given[cut:]
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show "µ" is no reason to fail.
         if hasattr(stream, "reconfigure"):

@@ -55,10 +55,11 @@ def detect(environ: Mapping[str, str] | None = None, clock: Clock | None = None)
     """The scheduler this process runs under; a plain job if there is none."""
     # Here and not above: the kinds of job know this module's words.
     from holdfast.jobs.plain import batch_job, plain_job
+    from holdfast.jobs.slurm import slurm_job
 
     environ = os.environ if environ is None else environ
     clock = clock or SystemClock()
-    probes: tuple[Probe, ...] = (batch_job,)
+    probes: tuple[Probe, ...] = (slurm_job, batch_job)
     for probe in probes:
         job = probe(environ, clock)
         if job is not None:

@@ -1,0 +1,210 @@
+"""`holdfast slurm`: writes a batch script, submits it, and shows how the chain of its jobs is getting on.
+
+`finished` and `hand-over` are what the written script itself calls. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoints.completion import is_complete
+from holdfast.cli.exit_codes import FAILED, OK
+from holdfast.cli.json_output import add_json_option, print_json
+from holdfast.cli.run_folder import open_run
+from holdfast.cli.slurm_status import print_chain, read_chain
+from holdfast.cli.terminal import clean
+from holdfast.clock import SystemClock
+from holdfast.errors import SetupError
+from holdfast.events import RunEnded, RunStarted
+from holdfast.jobs.hand_over import decide_hand_over
+from holdfast.jobs.sbatch import SbatchPlan, default_warning, sbatch_script, time_limit_seconds
+from holdfast.jobs.slurm import requeue, slurm_job
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.journal import read_events
+from holdfast.units import parse_seconds
+
+_ABOUT = """\
+holdfast slurm train.py --time 12:00:00 --array 10 [options] [-- arguments of train.py]
+                                 write train.sbatch; with --submit also submit it
+holdfast slurm status RUN        the jobs of a run so far, and those that wait
+holdfast slurm finished RUN      exit code 0 if the work is complete (for scripts)"""
+_SUBMIT_SECONDS = 60.0
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "slurm",
+        help="write and submit a batch script that survives time limits; status of its jobs",
+        usage=_ABOUT,
+    )
+    _add_options(parser)
+    parser.add_argument("target", metavar="SCRIPT|status|finished|hand-over")
+    # Everything behind the script, options included; they are parsed in a second round, up to "--".
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--time", help='time limit of one job, such as "12:00:00" or "2-00:00:00"')
+    add("--array", type=int, metavar="N", help="a chain of N jobs; without it one job requeues itself")
+    add("--path", help="the run's folder [runs/SCRIPT]")
+    add(
+        "--warning", help='how long before the limit to stop and save, such as "5 min" [a tenth of the limit]'
+    )
+    add("--name", help="name of the job [the script's]")
+    add("--nodes", type=int, default=1)
+    add("--gpus-per-node", type=int, default=0)
+    add("--processes-per-node", type=int, help="torchrun's workers on each node [GPUs per node, or 1]")
+    add("--cpus-per-task", type=int)
+    add("--partition")
+    add("--account")
+    add("--mem", help="memory of a node, as Slurm writes it")
+    add("--sbatch", action="append", default=[], metavar="OPTION", help='more, such as "--constraint=a100"')
+    add("--setup", action="append", default=[], metavar="LINE", help='shell line, such as "module load cuda"')
+    add("--output", "-o", help="where to write the script [SCRIPT.sbatch]")
+    add("--submit", action="store_true", help="submit it with sbatch")
+    add("--chain", action="store_true", help=argparse.SUPPRESS)
+    add("--requeue", action="store_true", help=argparse.SUPPRESS)
+    add("--code", type=int, default=0, help=argparse.SUPPRESS)
+    add_json_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    own, script_arguments = _split(options.rest)
+    parser = argparse.ArgumentParser(prog=f"holdfast slurm {options.target}", usage=_ABOUT)
+    _add_options(parser)
+    if options.target in ("status", "finished", "hand-over"):
+        parser.add_argument("path", metavar="RUN")
+    # Options in front of the script were read in the first round; these are added to them.
+    parsed = parser.parse_args(own, argparse.Namespace(**vars(options)))
+    if options.target == "status":
+        return _status(parsed)
+    if options.target == "finished":
+        return _finished(parsed)
+    if options.target == "hand-over":
+        return _hand_over(parsed)
+    return _write(parsed, script_arguments)
+
+
+def _split(rest: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in rest:
+        return rest, []
+    cut = rest.index("--")
+    return rest[:cut], rest[cut + 1 :]
+
+
+# ---- writing the script
+
+
+def _write(options: argparse.Namespace, script_arguments: list[str]) -> int:
+    if not options.time:
+        raise SetupError("a job needs a time limit", hint='give --time, such as "12:00:00"')
+    script = Path(options.target)
+    if not script.is_file():
+        raise SetupError(
+            f"there is no script {options.target}", hint="or did you mean: holdfast slurm status RUN"
+        )
+    limit = time_limit_seconds(options.time)
+    warning = round(parse_seconds(options.warning)) if options.warning else default_warning(limit)
+    plan = SbatchPlan(
+        script=str(script),
+        arguments=tuple(script_arguments),
+        run=options.path or f"runs/{script.stem}",
+        time=options.time,
+        warning_seconds=warning,
+        array=options.array,
+        name=options.name or script.stem,
+        nodes=options.nodes,
+        gpus_per_node=options.gpus_per_node,
+        processes_per_node=options.processes_per_node or max(options.gpus_per_node, 1),
+        cpus_per_task=options.cpus_per_task,
+        partition=options.partition,
+        account=options.account,
+        memory=options.mem,
+        extra=tuple(options.sbatch),
+        setup=tuple(options.setup),
+        python_folder=str(Path(sys.executable).parent),
+    )
+    target = Path(options.output or script.with_suffix(".sbatch"))
+    target.write_text(sbatch_script(plan))
+    # Slurm does not make the folder of --output; without it the job would vanish without a word.
+    (Path(plan.run) / "slurm").mkdir(parents=True, exist_ok=True)
+    job = _submit(target) if options.submit else None
+    if options.json:
+        print_json({"script": str(target), "run": plan.run, "job": job})
+    elif job is None:
+        print(f"wrote {clean(target)}; submit it with: sbatch {clean(target)}")
+    else:
+        print(
+            f"submitted job {job} ({clean(target)}); watch it with: holdfast slurm status {clean(plan.run)}"
+        )
+    return OK
+
+
+def _submit(script: Path) -> str:
+    if shutil.which("sbatch") is None:
+        raise SetupError(f"sbatch is not on PATH; {script} was written", hint="submit it from a login node")
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(script)],
+            capture_output=True, text=True, timeout=_SUBMIT_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SetupError(
+            f"sbatch gave no answer within {_SUBMIT_SECONDS:.0f} s",
+            hint="look with squeue whether the job is there before submitting again",
+        ) from error
+    if done.returncode != 0:
+        raise SetupError(f"sbatch refused {script}: {done.stderr.strip()[:300]}")
+    return done.stdout.strip().partition(";")[0]
+
+
+# ---- what the script calls
+
+
+def _finished(options: argparse.Namespace) -> int:
+    done = Path(options.path).is_dir() and is_complete(DirectoryStore(options.path))
+    if options.json:
+        print_json({"run": options.path, "complete": done})
+    elif done:
+        print(f"the work of {clean(options.path)} is complete; nothing to do")
+    return OK if done else FAILED
+
+
+def _hand_over(options: argparse.Namespace) -> int:
+    clock = SystemClock()
+    job = slurm_job(os.environ, clock)
+    events = read_events(options.path) if Path(options.path).is_dir() else []
+    ends = [event for event in events if isinstance(event, (RunStarted, RunEnded))]
+    decision = decide_hand_over(
+        options.code,
+        complete=bool(events) and is_complete(DirectoryStore(options.path)),
+        stopped=bool(ends) and isinstance(ends[-1], RunEnded) and ends[-1].how == "stopped",
+        mode="requeue" if options.requeue else "chain",
+        job=job,
+        seconds_left=job.deadline.at - clock.wall() if job and job.deadline else None,
+        warning_seconds=parse_seconds(options.warning) if options.warning else 0.0,
+    )
+    print(f"holdfast: {decision.why}", flush=True)
+    if decision.requeue and job is not None:
+        requeue(job.job_id)
+    return decision.code
+
+
+# ---- status
+
+
+def _status(options: argparse.Namespace) -> int:
+    chain = read_chain(open_run(options.path))
+    if options.json:
+        print_json(chain)
+    else:
+        print_chain(chain)
+    return OK
