@@ -21,7 +21,8 @@ CASES = [(stream, draw) for stream in STREAMS for draw in DRAWS[stream.name]]
 
 def everything_drawn() -> list[float]:
     return [
-        random.random(), random.gauss(0, 1), random.gauss(0, 1), *np.random.randn(3).tolist(), np.random.rand(),
+        random.random(), random.gauss(0, 1), random.gauss(0, 1), *np.random.randn(3).tolist(),
+        np.random.rand(),
         *torch.randn(20).tolist(), float(torch.rand(())),
     ]  # fmt: skip
 

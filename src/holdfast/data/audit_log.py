@@ -133,11 +133,12 @@ def _framed(payload: bytes) -> bytes:
 
 def _as_numbers(indices: Sequence[Any] | npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Indices in the narrowest type; keys that are not numbers as a 64-bit stand-in."""
-    flat = [i for item in indices for i in (item if isinstance(item, (list, tuple)) else (item,))]
     try:
-        numbers = np.array(flat, dtype=np.uint64) if flat else np.empty(0, dtype=np.uint64)
+        numbers = np.array(indices, dtype=np.uint64)
+        if numbers.ndim != 1:
+            raise ValueError("keys that are sequences")
     except (TypeError, ValueError, OverflowError):
-        numbers = np.array([index_seed(0, i) for i in flat], dtype=np.uint64)
+        numbers = np.array([index_seed(0, i) for i in indices], dtype=np.uint64)
     top = int(numbers.max()) if len(numbers) else 0
     return numbers.astype(next(kind for limit, kind in _WIDTHS if top < limit))
 

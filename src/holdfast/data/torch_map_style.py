@@ -113,8 +113,9 @@ class MapStyle:
 
         def requests() -> Iterator[Request]:
             for turn in self._turns(at):
-                asked.append(turn)
-                yield base, turn.items[0] if self._one_item_each else turn.items
+                wanted = turn.items[0] if self._one_item_each else turn.items
+                asked.append(turn._replace(items=wanted) if self._items_are_batches else turn)
+                yield base, wanted
 
         self._requests.begin = requests
         # Workers that are not seeded per sample must not repeat the numbers of the epoch's first batches.
