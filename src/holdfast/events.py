@@ -124,7 +124,7 @@ class Warned(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
-    """`how` is "finished", "stopped" (signal or deadline: planned) or "error"; `why` names what stopped it."""
+    """`how` is "finished", "stopped" (signal or deadline: planned) or "error"; `why` says what stopped it."""
 
     step: int
     how: str
@@ -160,6 +160,8 @@ class AttemptEnded(Event):
     exit_code: int | None = None
     signal: int | None = None
     checkpoint: str | None = None
+    will_restart: bool = False
+    then: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

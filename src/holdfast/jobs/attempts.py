@@ -47,6 +47,7 @@ class Evidence:
 class AttemptEnd:
     cause: Cause
     detail: str
+    returncode: int = 0
 
     @property
     def planned(self) -> bool:
@@ -60,32 +61,38 @@ def signal_of(returncode: int) -> int | None:
 
 
 def classify(seen: Evidence) -> AttemptEnd:
+    """From everything that is known to the one cause that explains it best."""
+    cause, detail = _cause(seen)
+    return AttemptEnd(cause, detail, seen.returncode)
+
+
+def _cause(seen: Evidence) -> tuple[Cause, str]:
     code, asked = seen.returncode, seen.asked_to_stop
     said = seen.last_beat.why if seen.last_beat is not None else ""
     finished = seen.last_beat is not None and seen.last_beat.phase == "finished"
     if seen.hang is not None:
-        return AttemptEnd("hang", seen.hang)
+        return "hang", seen.hang
     # A program that answers SIGTERM with 0 has ended, but nobody knows that its work is complete.
     if code == exit_codes.FINISHED and (asked is None or finished):
-        return AttemptEnd("finished", "exit code 0")
+        return "finished", "exit code 0"
     if code == exit_codes.DO_NOT_RESTART:
-        return AttemptEnd("do not restart", f"exit code {code}: running again cannot help")
+        return "do not restart", f"exit code {code}: running again cannot help"
     if asked is not None:
         return _asked_for(asked, code)
     if code in (exit_codes.INTERRUPTED, -signal.SIGINT):
-        return AttemptEnd("interrupted", "Ctrl-C")
+        return "interrupted", "Ctrl-C"
     if code == exit_codes.PLEASE_RUN_AGAIN:
         return _stopped_itself(said)
     if code in (exit_codes.CANNOT_EXECUTE, exit_codes.NOT_FOUND):
-        return AttemptEnd("cannot start", f"exit code {code}: the command cannot be executed")
+        return "cannot start", f"exit code {code}: the command cannot be executed"
     number = signal_of(code)
     killed = number == signal.SIGKILL
     if seen.oom_kills_here or (killed and seen.oom_kills_anywhere):
         where = "the job's memory group" if seen.oom_kills_here else "this machine"
-        return AttemptEnd("out of memory", f"{describe(code)}, and the kernel killed for memory in {where}")
+        return "out of memory", f"{describe(code)}, and the kernel killed for memory in {where}"
     if number is not None:
-        return AttemptEnd("signal", describe(code))
-    return AttemptEnd("exit code", describe(code))
+        return "signal", describe(code)
+    return "exit code", describe(code)
 
 
 def describe(code: int) -> str:
@@ -100,21 +107,21 @@ def describe(code: int) -> str:
     return f"killed by {name}" if code < 0 else f"exit code {code} ({name})"
 
 
-def _asked_for(asked: str, code: int) -> AttemptEnd:
+def _asked_for(asked: str, code: int) -> tuple[Cause, str]:
     detail = f"asked to stop ({asked}): {describe(code)}"
     if asked == "preemption":
-        return AttemptEnd("preemption", detail)
+        return "preemption", detail
     if asked == "time limit":
-        return AttemptEnd("time limit", detail)
-    return AttemptEnd("interrupted" if asked == "SIGINT" else "stopped", detail)
+        return "time limit", detail
+    return ("interrupted" if asked == "SIGINT" else "stopped"), detail
 
 
-def _stopped_itself(said: str) -> AttemptEnd:
+def _stopped_itself(said: str) -> tuple[Cause, str]:
     if said.startswith(SAYS_DEADLINE):
-        return AttemptEnd("time limit", said)
+        return "time limit", said
     if said.startswith(SAYS_NOTICE):
-        return AttemptEnd("preemption", said)
-    return AttemptEnd("stopped", said or "exit code 75: asks to be run again")
+        return "preemption", said
+    return "stopped", said or "exit code 75: asks to be run again"
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ def next_move(
     if end.cause == "interrupted":
         return Move("interrupted; run the same command to continue", exit_code=exit_codes.INTERRUPTED)
     if end.cause == "cannot start":
-        return Move(end.detail, exit_code=exit_codes.NOT_FOUND)
+        return Move(end.detail, exit_code=end.returncode)
     if stopping or end.cause in ("preemption", "time limit"):
         return Move(f"{end.cause}; run the same command to continue", exit_code=exit_codes.PLEASE_RUN_AGAIN)
     if rules.no_progress and tally.without_progress >= rules.no_progress:

@@ -32,6 +32,7 @@ class Beat:
     step: int
     phase: Phase
     why: str = ""
+    resumed_from: str | None = None
 
 
 class HeartbeatWriter:
@@ -41,6 +42,7 @@ class HeartbeatWriter:
         self._run = os.path.abspath(run)
         self._pid = os.getpid()
         self._count = 0
+        self.resumed_from: str | None = None
         self._due = 0.0
         self._file = _open(path)
 
@@ -73,7 +75,8 @@ class HeartbeatWriter:
         if self._file is None or os.getpid() != self._pid:
             return
         self._count += 1
-        text = json.dumps(asdict(Beat(self._count, self._pid, self._run, step, phase, why)))
+        beat = Beat(self._count, self._pid, self._run, step, phase, why, self.resumed_from)
+        text = json.dumps(asdict(beat))
         try:
             os.pwrite(self._file, text.encode("ascii")[:RECORD_BYTES].ljust(RECORD_BYTES), 0)
         except OSError:

@@ -1,0 +1,207 @@
+"""`holdfast run -- command`: keeps a command running until its work is done, whatever kills it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from holdfast.checkpoints.find import committed
+from holdfast.cli.json_output import add_json_option, print_json
+from holdfast.cli.run_view import RunView
+from holdfast.clock import SystemClock
+from holdfast.errors import HoldfastError, SetupError
+from holdfast.events import Event
+from holdfast.jobs.attempts import RestartRules
+from holdfast.jobs.deadline import VARIABLE, earliest, parse_deadline, parse_time_limit
+from holdfast.jobs.environment import WallDeadline, detect
+from holdfast.jobs.supervisor import Supervisor, SupervisorSettings
+from holdfast.jobs.watchdog import HangLimits
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.journal import Journal
+from holdfast.units import parse_seconds
+
+EXIT_CODES = """\
+exit codes:
+  0   the work is complete
+  75  stopped with a checkpoint (signal, time limit, spot notice): run the same command again
+  78  the command said that running again cannot help
+  92  the budget of restarts is used up
+  93  restarts made no new checkpoint
+  126, 127  the command cannot be executed, or does not exist
+  130 interrupted by Ctrl-C, with a checkpoint
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "run",
+        help="keep a command running until its work is done",
+        usage="holdfast run [options] -- command ...",
+        description="Starts the command and starts it again after a crash, a kill or a hang, for as long as "
+        "that brings new checkpoints. A training that uses holdfast continues where it stopped; its "
+        "heartbeat tells the supervisor the folder of the run, so that nothing has to be configured.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    rules = RestartRules()
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--run", dest="folder", metavar="DIR", help="the run's folder, if no heartbeat says it"
+    )
+    parser.add_argument(
+        "--restarts", type=int, default=rules.restarts, metavar="N", help="budget (default %(default)s)"
+    )
+    parser.add_argument(
+        "--no-progress", type=int, default=rules.no_progress, metavar="N",
+        help="give up after N attempts in a row without a new checkpoint (default %(default)s; 0: never)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pause", default=str(rules.first_pause), metavar="TIME",
+        help="before the first restart; doubles while nothing gets on, up to 5 min (default %(default)s s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hang-timeout", default="auto", metavar="TIME",
+        help="silence that means a hang: a time, auto (10 x the longest seen, at least 10 min) or off",
+    )  # fmt: skip
+    parser.add_argument("--start-timeout", metavar="TIME", help="the same before the first sign of life")
+    parser.add_argument(
+        "--time-limit", metavar="TIME", help="end with a checkpoint within this time: 12:00:00, 12h"
+    )
+    parser.add_argument(
+        "--deadline", metavar="WHEN", help='the same as a moment: "18:30", "2026-11-16 08:00"'
+    )
+    parser.add_argument(
+        "--grace", default="10 min", metavar="TIME", help="from a request to stop until the command is killed"
+    )
+    parser.add_argument("--log", metavar="FILE", help="append every event as a line of JSON")
+    parser.add_argument(
+        "--output", metavar="FILE", help="the command's output goes here; {attempt} in the name is replaced"
+    )
+    parser.add_argument(
+        "--status", action=argparse.BooleanOptionalAction, default=None,
+        help="a live status line (default: on a terminal, if --output keeps it free)",
+    )  # fmt: skip
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise SetupError("there is no command to run", hint="holdfast run [options] -- python train.py")
+    settings = _settings(options)
+    live = options.status
+    if live is None:
+        live = sys.stderr.isatty() and options.output is not None
+    view = RunView(live=live)
+    history = _History(options.log, view.tell)
+    code = Supervisor(
+        command,
+        settings,
+        report=history.report,
+        newest_checkpoint=newest_checkpoint,
+        show=view.show,
+        open_output=_output(options.output, to_stderr=options.json),
+    ).run()
+    view.clear()
+    if options.json:
+        print_json({"exit_code": code, "run": history.folder, "events": history.as_json()})
+    return code
+
+
+def _settings(options: argparse.Namespace) -> SupervisorSettings:
+    rules = RestartRules(options.restarts, options.no_progress, parse_seconds(options.pause))
+    if rules.restarts < 0 or rules.no_progress < 0 or rules.first_pause < 0:
+        raise SetupError("a number of attempts or seconds cannot be negative", hint="use 0 or more")
+    return SupervisorSettings(
+        rules=rules,
+        hang=_hang_limits(options),
+        grace=parse_seconds(options.grace),
+        deadline=_deadline(options),
+        run=options.folder,
+    )
+
+
+def _hang_limits(options: argparse.Namespace) -> HangLimits:
+    words = {"auto": None, "off": math.inf}
+    given: str = options.hang_timeout
+    silence = words[given] if given in words else parse_seconds(given)
+    if options.start_timeout is not None:
+        start: float | None = parse_seconds(options.start_timeout)
+    else:
+        start = math.inf if given == "off" else None
+    return HangLimits(silence, start)
+
+
+def _deadline(options: argparse.Namespace) -> WallDeadline | None:
+    now = SystemClock().wall()
+    known = [detect().deadline]
+    if options.time_limit is not None:
+        known.append(WallDeadline(now + parse_time_limit(options.time_limit), "--time-limit"))
+    if options.deadline is not None:
+        known.append(parse_deadline(options.deadline, now, "--deadline"))
+    if os.environ.get(VARIABLE):
+        known.append(parse_deadline(os.environ[VARIABLE], now, VARIABLE))
+    return earliest(known)
+
+
+def newest_checkpoint(run: str) -> str | None:
+    """Progress, as the supervisor understands it. A folder that cannot be read shows none."""
+    try:
+        return next((str(one.name) for one in committed(DirectoryStore(run)) if one.manifest), None)
+    except HoldfastError:
+        return None
+
+
+def _output(pattern: str | None, *, to_stderr: bool) -> Callable[[int], IO[bytes] | None]:
+    def open_output(attempt: int) -> IO[bytes] | None:
+        if pattern is None:
+            # With --json, standard output belongs to the one object at the end.
+            return os.fdopen(os.dup(sys.stderr.fileno()), "wb") if to_stderr else None
+        path = Path(pattern.replace("{attempt}", str(attempt)))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("ab")
+        except OSError as error:
+            raise SetupError(
+                f"cannot write the output to {path}: {error.strerror}", hint="choose another --output"
+            ) from error
+
+    return open_output
+
+
+class _History:
+    """Every event to the screen, to the log, and, once the run's folder is known, to its journal."""
+
+    def __init__(self, log: str | None, tell: Callable[[Event], None]) -> None:
+        self._log = log
+        self._tell = tell
+        self._waiting: list[Event] = []
+        self._all: list[Event] = []
+        self.folder: str | None = None
+
+    def report(self, event: Event, folder: str | None) -> None:
+        self._tell(event)
+        self._all.append(event)
+        self._waiting.append(event)
+        if self._log is not None:
+            try:
+                with open(self._log, "a", encoding="utf-8") as file:
+                    file.write(event.to_line() + "\n")
+            except OSError as error:
+                raise SetupError(
+                    f"cannot write the log {self._log}: {error.strerror}", hint="choose another --log"
+                ) from error
+        if folder is not None:
+            self.folder = folder
+            Journal(folder).append(*self._waiting)
+            self._waiting.clear()
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [{"event": type(event).__name__, **asdict(event)} for event in self._all]

@@ -1,0 +1,121 @@
+"""The supervised command and everything it has started: starting it, signalling it, making sure it is gone.
+
+A process that outlives its attempt would go on training beside the next one, so nothing may escape: the
+supervisor adopts orphans, also those that have left the command's session (as the workers of torchrun do).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Child:
+    """`output` takes both streams of the command; without it they are the supervisor's own."""
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> None:
+        adopt_orphans()
+        self._not_ours = {one.pid for one in _processes() if one.parent == os.getpid()}
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(environ),
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            # A session of its own: Ctrl-C reaches it through the supervisor, once, and not from the terminal.
+            start_new_session=True,
+            preexec_fn=_prepare,
+        )
+        self.pid = self._process.pid
+
+    def returncode(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        """To the command itself; a launcher passes it on as it sees fit."""
+        self._process.send_signal(number)
+
+    def left_behind(self) -> list[int]:
+        """Living processes of its session, and orphans of it that the supervisor has adopted."""
+        me = os.getpid()
+        return [
+            one.pid
+            for one in _processes()
+            if one.pid not in (self.pid, me)
+            and not one.is_dead
+            and (one.session == self.pid or (one.parent == me and one.pid not in self._not_ours))
+        ]
+
+    def signal_left_behind(self, number: int) -> None:
+        for pid in self.left_behind():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """Everything at once, the command first."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.signal_left_behind(signal.SIGKILL)
+
+    def reap_orphans(self) -> None:
+        """Dead adopted processes would stay in the process table for ever."""
+        for one in _processes():
+            if one.parent == os.getpid() and one.is_dead and one.pid not in {self.pid, *self._not_ours}:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(one.pid, os.WNOHANG)
+
+
+def adopt_orphans() -> None:
+    if _prctl is not None:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _prepare() -> None:
+    """In the child, before its command: a clean signal mask, and a signal should the supervisor be killed."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if _prctl is not None:
+        # SIGTERM and not SIGKILL: nobody would restart it now, so it should stop with a checkpoint.
+        _prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def _find_prctl() -> Any:
+    # Looked up before any fork: loading a library in between is not safe.
+    try:
+        return ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+
+
+_prctl = _find_prctl()
+
+
+@dataclass(frozen=True)
+class _Process:
+    pid: int
+    parent: int
+    session: int
+    is_dead: bool
+
+
+def _processes() -> list[_Process]:
+    found = []
+    for entry in Path("/proc").iterdir() if os.path.isdir("/proc/self") else ():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name in parentheses may hold anything; what follows the last one is numbers.
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                state, parent, _, session = fields[0], int(fields[1]), fields[2], int(fields[3])
+                found.append(_Process(int(entry.name), parent, session, state in "ZX"))
+    return found
