@@ -25,7 +25,10 @@ class TrackedOptimizer:
         return {"state_dict": self.optimizer.state_dict(), "parameters": self._group_names()}
 
     def fenced_parameters(self) -> set[int]:
-        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        """Those that nothing but a step changes. A frozen one may belong to a momentum encoder, which the
+        forward pass moves."""
+        params = (p for group in self.optimizer.param_groups for p in group["params"])
+        return {id(p) for p in params if p.requires_grad}
 
     def _group_names(self) -> list[dict[str, tuple[()]]]:
         # As keys, not as values: keys are part of the skeleton, which is written once and not at every save.

@@ -53,7 +53,7 @@ class Taken:
 
     def release(self) -> None:
         if self.snapshot is not None:
-            self.snapshot.lease.release()
+            self.snapshot.release()
 
 
 class Snapshots:
@@ -102,6 +102,8 @@ class Snapshots:
         """Snapshot the state as it is now. None if no slot came free within `slot_timeout`."""
         parts = take_parts(self._tracked)
         layout, tensors = self._fit(parts, slot_timeout)
+        if layout is None:
+            return None
         if layout.budget.slots == 0:
             return Taken(parts, layout.plan, "blocking", None, _streams(layout.plan, tensors))
         lease = layout.pool.lease(slot_timeout)
@@ -112,23 +114,28 @@ class Snapshots:
         try:
             snapshot.begin()
         except BaseException:
-            lease.release()
+            snapshot.release()
             raise
         if mode == "blocking":
             started = self._clock.monotonic()
             snapshot.finish()
             snapshot.stall_seconds += self._clock.monotonic() - started
         else:
-            self._unfinished.append(snapshot)
+            # A loop without optimizer steps never passes the fence: do not pile up what has ended.
+            self._unfinished = [s for s in self._unfinished if not s.wait(0)] + [snapshot]
             self._copier.submit(snapshot.finish)
         return Taken(parts, layout.plan, mode, snapshot)
 
-    def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout, list[torch.Tensor]]:
+    def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout | None, list[torch.Tensor]]:
+        """The layout for this state; None if the memory of the one before is still in use."""
         if self._layout is not None:
             tensors = self._layout.plan.select(parts)
             if tensors is not None:
                 return self._layout, tensors
-            self._retire_layout(slot_timeout)
+            # Its memory first: holding both would break the budget.
+            if not self._layout.pool.drain(slot_timeout):
+                return None, []
+            self._layout = None
         plan = plan_state(parts, self._lazy_ids())
         tensors = plan.select(parts)
         if tensors is None:
@@ -138,19 +145,11 @@ class Snapshots:
         self._layout = self._make_layout(plan, tensors)
         return self._layout, tensors
 
-    def _retire_layout(self, slot_timeout: float) -> None:
-        """Wait for the old layout's slots: holding both would break the memory budget."""
-        assert self._layout is not None
-        for _ in range(self._layout.budget.slots):
-            if self._layout.pool.lease(max(slot_timeout, self._settings.wait_limit_seconds)) is None:
-                raise SaveError("the previous save still holds its memory", hint="the disk may be gone")
-        self._layout = None
-
     def _make_layout(self, plan: StatePlan, tensors: list[torch.Tensor]) -> Layout:
         sizes = sum(image.layout.padded_size for image in plan.images)
         budget = choose_slots(sizes, self._available_bytes(), self._settings.memory_limit_bytes)
         (log.info if budget.slots == 2 else log.warning)("holdfast: staging memory: %s", budget.reason)
-        on_device = [t for t in tensors if t.device.type != "cpu"][:1]
+        on_device = [t for t in tensors if self._devices.of(t) is not None][:1]
 
         def make_slot() -> Slot:
             return Slot(
@@ -163,20 +162,17 @@ class Snapshots:
         return Layout(plan, copies, budget, SlotPool(make_slot, budget.slots))
 
     def _lazy_ids(self) -> set[int]:
-        """Tensors that only the step of a tracked optimizer changes, so that the fence protects them."""
+        """Tensors that only the step of a tracked optimizer changes, so that the fence protects them.
+
+        Frozen parameters are not among them: a momentum encoder inside the model is frozen and moved by the
+        forward pass, often through `.data`, which no version counter sees.
+        """
         optimizers = [t for t in self._tracked if isinstance(t, TrackedOptimizer)]
         fenced = {ident for t in optimizers for ident in t.fenced_parameters()}
         for tracked in optimizers:
             for state in tracked.optimizer.state.values():
                 if isinstance(state, dict):
                     fenced.update(id(v) for v in state.values() if isinstance(v, torch.Tensor))
-        for item in self._tracked:
-            module = getattr(item, "module", None)
-            if isinstance(module, torch.nn.Module):
-                params = list(module.parameters())
-                if any(id(p) in fenced for p in params):
-                    # Frozen beside trained ones: nothing changes them; the version check would see it.
-                    fenced.update(id(p) for p in params if not p.requires_grad)
         return fenced
 
 

@@ -106,6 +106,16 @@ class SlotPool:
                 self._changed.notify()
             raise
 
+    def drain(self, timeout: float = 0.0) -> bool:
+        """Wait until no slot is leased, then let go of their memory. False, and nothing changed, if one did
+        not come back within `timeout`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._free) == self._made, timeout):
+                return False
+            self._free.clear()
+            self._made = 0
+            return True
+
     @property
     def available(self) -> bool:
         with self._changed:

@@ -18,8 +18,9 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 class Ticket(Protocol):
     """A copy that was started."""
 
-    def wait(self, timeout: float) -> None:
-        """Block the calling thread until the copy is done. SaveError when it failed or took too long."""
+    def wait(self, timeout: float) -> bool:
+        """Block the calling thread until the copy has ended; False if it did not within `timeout` and may
+        still write. SaveError when it ended in failure."""
         ...
 
 
@@ -37,8 +38,9 @@ class Device(Protocol):
         queued so far. Returns at once."""
         ...
 
-    def hold_updates(self, ticket: Ticket, timeout: float) -> None:
-        """Called before the optimizer changes weights: let the change wait for `ticket`."""
+    def hold_updates(self, ticket: Ticket, timeout: float) -> bool:
+        """Called before the optimizer changes weights: let the change wait for `ticket`. False if that was
+        not possible within `timeout`."""
         ...
 
     def host_memory(self, nbytes: int) -> HostMemory:
@@ -78,12 +80,12 @@ class AcceleratorDevice:
                 source.record_stream(self._stream)
         return _EventTicket(self._stream.record_event(), keep=pairs)
 
-    def hold_updates(self, ticket: Ticket, timeout: float) -> None:
-        if isinstance(ticket, _EventTicket):
-            # The device waits, the host does not.
-            torch.accelerator.current_stream(self._device).wait_event(ticket.event)
-        else:
-            ticket.wait(timeout)
+    def hold_updates(self, ticket: Ticket, timeout: float) -> bool:
+        if not isinstance(ticket, _EventTicket):
+            return ticket.wait(timeout)
+        # The device waits, the host does not.
+        torch.accelerator.current_stream(self._device).wait_event(ticket.event)
+        return True
 
     def host_memory(self, nbytes: int) -> HostMemory:
         pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -96,18 +98,25 @@ class _EventTicket:
         self.event = event
         self._keep: Pairs | None = keep
 
-    def wait(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> bool:
         # Event.synchronize has no limit of its own; a helper thread gives it one without spinning.
-        done = threading.Event()
+        ended = threading.Event()
+        problems: list[RuntimeError] = []
 
         def synchronize() -> None:
-            self.event.synchronize()
-            done.set()
+            try:
+                self.event.synchronize()
+            except RuntimeError as error:
+                problems.append(error)
+            ended.set()
 
-        threading.Thread(target=synchronize, daemon=True).start()
-        if not done.wait(timeout):
-            raise SaveError(f"copying the state from the device did not finish within {timeout:.0f} s")
+        threading.Thread(target=synchronize, name="holdfast-device-wait", daemon=True).start()
+        if not ended.wait(timeout):
+            return False
         self._keep = None
+        if problems:
+            raise SaveError(f"copying the state from the device failed: {problems[0]}")
+        return True
 
 
 class Devices:

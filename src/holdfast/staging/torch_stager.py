@@ -7,8 +7,10 @@ torn snapshot, which is thrown away and reported, never written.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,8 @@ from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.staging.slots import ImageBytes, Lease
 from holdfast.staging.torch_copy import CopyGroup, Placed, copy_group, host_view
 from holdfast.staging.torch_device import Device, Devices, Pairs, Ticket
+
+log = logging.getLogger("holdfast")
 
 # A device-side snapshot must leave this share of the free device memory alone: running out of memory in the
 # next forward pass would end the training that we are here to protect.
@@ -31,7 +35,8 @@ class CopyPlan:
     places: Sequence[Placed]
     now: CopyGroup
     later: CopyGroup
-    lazy: tuple[int, ...]
+    # Those host tensors that are copied later and whose versions are therefore watched.
+    watched: tuple[int, ...]
     by_device: tuple[tuple[Device, tuple[int, ...], tuple[int, ...]], ...]
 
     @staticmethod
@@ -46,9 +51,19 @@ class CopyPlan:
             places=places,
             now=CopyGroup.of(now, places),
             later=CopyGroup.of(later, places),
-            lazy=tuple(i for i, place in enumerate(places) if place.lazy),
+            watched=tuple(later),
             by_device=tuple((d, tuple(a), tuple(b)) for d, a, b in positions.values() if d is not None),
         )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A copy straight from live device tensors: updates must queue behind it."""
+
+    device: Device
+    ticket: Ticket
+    positions: Sequence[int]
+    versions: Sequence[int]
 
 
 class Snapshot:
@@ -71,10 +86,15 @@ class Snapshot:
         self._clock = clock
         self._wait_limit = wait_limit
         self._versions: list[int] = []
-        self._after: list[Callable[[], None]] = []
-        self._held: list[tuple[Device, Ticket]] = []
-        # Set when no live tensor is read any more, whether or not the copy succeeded.
-        self._detached = threading.Event()
+        # Copies that a device has not reported as ended: until then it may write into the slot.
+        self._open: list[Ticket] = []
+        self._hung = False
+        self._held: list[_Held] = []
+        self._fence_problem: HoldfastError | None = None
+        self._fencing = threading.Lock()
+        # Set when no live host tensor is read any more, whether or not the copy succeeded.
+        self._host_done = threading.Event()
+        self._ended = threading.Event()
 
     @property
     def images(self) -> list[ImageBytes]:
@@ -83,7 +103,7 @@ class Snapshot:
     def begin(self) -> None:
         """Copy what may change soon, note the versions of the rest. Raises SaveError."""
         started = self._clock.monotonic()
-        self._versions = [_version(self._tensors[i]) for i in self._plan.lazy]
+        self._versions = self._versions_of(self._plan.watched)
         copy_group(self._plan.now, self._plan.places, self._tensors, self.lease.slot)
         for device, now, later in self._plan.by_device:
             self._begin_on(device, now, later)
@@ -98,13 +118,31 @@ class Snapshot:
             except (torch.OutOfMemoryError, MemoryError):
                 pass  # Measured free a moment ago, taken since: copy straight to the host instead.
             else:
-                pairs = self._pairs(clones, everything)
-                self._after.append(lambda: device.copy_to_host(pairs).wait(self._wait_limit))
+                # Training may change its tensors from here on: these copies are ours alone. Started on this
+                # thread, because the copy is ordered behind the stream that is current here.
+                self._start(device, self._pairs(clones, everything))
                 return
-        device.copy_to_host(self._pairs_of(now)).wait(self._wait_limit)
-        ticket = device.copy_to_host(self._pairs_of(later))
-        self._held.append((device, ticket))
-        self._after.append(lambda: ticket.wait(self._wait_limit))
+        self._await(self._start(device, self._pairs_of(now)))
+        ticket = self._start(device, self._pairs_of(later))
+        self._held.append(_Held(device, ticket, later, self._versions_of(later)))
+
+    def _start(self, device: Device, pairs: Pairs) -> Ticket:
+        ticket = device.copy_to_host(pairs)
+        self._open.append(ticket)
+        return ticket
+
+    def _await(self, ticket: Ticket) -> None:
+        try:
+            ended = ticket.wait(self._wait_limit)
+        except SaveError:
+            self._open.remove(ticket)
+            raise
+        if not ended:
+            self._hung = True
+            raise SaveError(
+                f"copying the state from the device did not finish within {self._wait_limit:.0f} s"
+            )
+        self._open.remove(ticket)
 
     def _pairs_of(self, positions: Sequence[int]) -> Pairs:
         return self._pairs([self._tensors[i] for i in positions], positions)
@@ -118,20 +156,35 @@ class Snapshot:
         started = self._clock.monotonic()
         try:
             copy_group(self._plan.later, self._plan.places, self._tensors, self.lease.slot)
-            for complete in self._after:
-                complete()
-            self._require_untouched()
+            self._require_untouched(self._plan.watched, self._versions)
+            self._host_done.set()
+            for ticket in list(self._open):
+                self._await(ticket)
+            self._settle_held()
         except HoldfastError as error:
             self.error = error
         except (RuntimeError, MemoryError, OSError) as error:
             self.error = SaveError(f"copying the state failed: {error}")
         finally:
             self.copy_seconds = self._clock.monotonic() - started
-            self._tensors, self._after, self._held = (), [], []
-            self._detached.set()
+            with self._fencing:
+                self._tensors, self._held = (), []
+                self._host_done.set()
+                self._ended.set()
 
-    def _require_untouched(self) -> None:
-        for i, before in zip(self._plan.lazy, self._versions, strict=True):
+    def _settle_held(self) -> None:
+        with self._fencing:
+            if self._fence_problem is not None:
+                raise self._fence_problem
+            # Those that the fence has not seen yet; those that it has may have been updated since, in order.
+            for held in self._held:
+                self._require_untouched(held.positions, held.versions)
+
+    def _versions_of(self, positions: Sequence[int]) -> list[int]:
+        return [_version(self._tensors[i]) for i in positions]
+
+    def _require_untouched(self, positions: Sequence[int], versions: Sequence[int]) -> None:
+        for i, before in zip(positions, versions, strict=True):
             if _version(self._tensors[i]) != before:
                 raise TornSnapshot(
                     f"{self._plan.places[i].label} changed while it was being copied",
@@ -139,22 +192,45 @@ class Snapshot:
                 )
 
     def hold_updates(self) -> None:
-        """The fence: called before an optimizer changes weights."""
-        if self._detached.is_set():
+        """The fence: called before an optimizer changes weights. Never raises: training goes on, and a
+        snapshot that could not be protected is thrown away."""
+        if self._ended.is_set():
             return
         started = self._clock.monotonic()
-        held = list(self._held)
-        if held and not (self._plan.later.small or self._plan.later.large):
-            for device, ticket in held:
-                device.hold_updates(ticket, self._wait_limit)
-        else:
-            # Past the limit training goes on; the version check then throws this snapshot away.
-            self._detached.wait(self._wait_limit)
+        # Past the limit training goes on; the version check then throws this snapshot away.
+        self._host_done.wait(self._wait_limit)
+        with self._fencing:
+            held, self._held = self._held, []
+            for one in held:
+                self._fence_problem = self._fence_problem or self._hold(one)
         self.stall_seconds += self._clock.monotonic() - started
+
+    def _hold(self, one: _Held) -> HoldfastError | None:
+        try:
+            # Before the update is queued: on an accelerator versions move when work is queued, not when done.
+            self._require_untouched(one.positions, one.versions)
+            if one.device.hold_updates(one.ticket, self._wait_limit):
+                return None
+        except HoldfastError as error:
+            return error
+        except RuntimeError as error:
+            return SaveError(f"the device cannot hold updates back: {error}")
+        return TornSnapshot("the device did not finish its copy in time, and training went on")
 
     def wait(self, timeout: float) -> bool:
         """Whether no live tensor is read any more."""
-        return self._detached.wait(timeout)
+        return self._ended.wait(timeout)
+
+    def release(self) -> None:
+        """Give the slot back; not if a device may still write into it, for that would mix two steps."""
+        for ticket in list(self._open) if not self._hung else ():
+            # Another device's copy, begun before this snapshot was given up.
+            with contextlib.suppress(SaveError):
+                self._await(ticket)
+        if self._open:
+            log.error("holdfast: a device did not end its copy; its staging memory stays reserved")
+        else:
+            self.lease.release()
 
 
 def _version(tensor: torch.Tensor) -> int:
