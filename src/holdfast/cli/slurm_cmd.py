@@ -54,7 +54,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--time", help='time limit of one job, such as "12:00:00" or "2-00:00:00"')
     add("--array", type=int, metavar="N", help="a chain of N jobs; without it one job requeues itself")
-    add("--path", help="the run's folder [runs/SCRIPT]")
+    add("--run", dest="folder", metavar="DIR", help="the folder that SCRIPT gives to Run [runs/SCRIPT]")
     add(
         "--warning", help='how long before the limit to stop and save, such as "5 min" [a tenth of the limit]'
     )
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     parser = argparse.ArgumentParser(prog=f"holdfast slurm {options.target}", usage=_ABOUT)
     _add_options(parser)
     if options.target in ("status", "finished", "hand-over"):
-        parser.add_argument("path", metavar="RUN")
+        parser.add_argument("folder", metavar="RUN")
     # Options in front of the script were read in the first round; these are added to them.
     parsed = parser.parse_args(own, argparse.Namespace(**vars(options)))
     if options.target == "status":
@@ -116,7 +116,7 @@ def _write(options: argparse.Namespace, script_arguments: list[str]) -> int:
     plan = SbatchPlan(
         script=str(script),
         arguments=tuple(script_arguments),
-        run=options.path or f"runs/{script.stem}",
+        run=options.folder or f"runs/{script.stem}",
         time=options.time,
         warning_seconds=warning,
         array=options.array,
@@ -170,22 +170,22 @@ def _submit(script: Path) -> str:
 
 
 def _finished(options: argparse.Namespace) -> int:
-    done = Path(options.path).is_dir() and is_complete(DirectoryStore(options.path))
+    done = Path(options.folder).is_dir() and is_complete(DirectoryStore(options.folder))
     if options.json:
-        print_json({"run": options.path, "complete": done})
+        print_json({"run": options.folder, "complete": done})
     elif done:
-        print(f"the work of {clean(options.path)} is complete; nothing to do")
+        print(f"the work of {clean(options.folder)} is complete; nothing to do")
     return OK if done else FAILED
 
 
 def _hand_over(options: argparse.Namespace) -> int:
     clock = SystemClock()
     job = slurm_job(os.environ, clock)
-    events = read_events(options.path) if Path(options.path).is_dir() else []
+    events = read_events(options.folder) if Path(options.folder).is_dir() else []
     ends = [event for event in events if isinstance(event, (RunStarted, RunEnded))]
     decision = decide_hand_over(
         options.code,
-        complete=bool(events) and is_complete(DirectoryStore(options.path)),
+        complete=bool(events) and is_complete(DirectoryStore(options.folder)),
         stopped=bool(ends) and isinstance(ends[-1], RunEnded) and ends[-1].how == "stopped",
         mode="requeue" if options.requeue else "chain",
         job=job,
@@ -202,7 +202,7 @@ def _hand_over(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    chain = read_chain(open_run(options.path))
+    chain = read_chain(open_run(options.folder))
     if options.json:
         print_json(chain)
     else:

@@ -140,13 +140,13 @@ def _work(plan: SbatchPlan) -> list[str]:
     if not plan.is_distributed:
         return [
             "# Under srun, because Slurm sends its signals to steps and not to this shell.",
-            f'srun holdfast run --path "$run" -- python {program}',
+            f'srun holdfast run --run "$run" -- python {program}',
             "code=$?",
         ]
     return [
         "head=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)",
-        "# One torchrun on each node, restarting crashed workers itself. It must pass USR1 on, or the warning",
-        "# would kill it, and it must not kill its workers while they write the last checkpoint.",
+        "# One torchrun on each node, restarting crashed workers itself. It must pass USR1 on, or the",
+        "# warning would kill it, and it must not kill its workers while they write the last checkpoint.",
         "srun --kill-on-bad-exit=1 torchrun --max-restarts=3 \\",
         f'    --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node={plan.processes_per_node} \\',
         f'    --rdzv-backend=c10d --rdzv-endpoint="$head:{plan.port}" \\',

@@ -1,0 +1,148 @@
+"""`holdfast app`: runs a program that nobody can change, and keeps its checkpoints. Never imports torch.
+
+With a recipe for one that writes checkpoint files of its own, or under DMTCP for one that writes none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoints.retain import parse_keep
+from holdfast.cli.exit_codes import OK
+from holdfast.cli.json_output import add_json_option, print_json
+from holdfast.cli.terminal import clean
+from holdfast.clock import SystemClock
+from holdfast.errors import SetupError
+from holdfast.jobs.deadline import find_deadline, parse_time_limit
+from holdfast.jobs.environment import detect
+from holdfast.policy.build import build_policy
+from holdfast.policy.failures import FailureHistory
+from holdfast.programs.attempt import Attempt, Driver
+from holdfast.programs.dmtcp import DmtcpDriver, require_dmtcp
+from holdfast.programs.generations import Generations
+from holdfast.programs.recipe import Recipe, load_recipe, prepare, shipped_recipes
+from holdfast.programs.recipe_driver import RecipeDriver
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.journal import Journal, read_events
+
+DMTCP = "dmtcp"
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "app", help="run a program that writes its own checkpoint files, or one under DMTCP",
+        usage="holdfast app RECIPE [options] -- program arguments...",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help=f"{', '.join(shipped_recipes())}, {DMTCP}, a TOML file, or list")
+    add("--run", dest="folder", metavar="DIR", help="where the generations are kept [runs/PROGRAM]")
+    add("--keep", default="2", help='which generations stay, such as "latest 3" [2]')
+    add("--file", action="append", default=[], metavar="PATTERN", help="checkpoint file of the program")
+    add("--restart", metavar="ARGUMENTS", help="added to the command when it continues")
+    add("--complete-file", action="append", default=[], metavar="FILE", help="exists when the work is done")
+    add("--replaces-files", action="store_true", help="the program renames a new file over the old one")
+    add("--stop-signal", metavar="NAME", help="asks the program to save and end [TERM]")
+    add("--interval", default="auto", help='DMTCP: "auto", or such as "10 min"')
+    add("--once", action="store_true", help="one attempt, without a supervisor that starts it again")
+    add("--time-limit", help='end in time for this limit, such as "12 h"')
+    add_json_option(parser)
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.recipe == "list":
+        return _list(options)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise SetupError("there is no command to run", hint="holdfast app RECIPE -- program arguments...")
+    folder = options.folder or f"runs/{Path(command[0]).name}"
+    if options.once:
+        return _attempt(options, command, folder)
+    return _supervised(options, command, folder)
+
+
+def _list(options: argparse.Namespace) -> int:
+    recipes = {name: load_recipe(name).about for name in shipped_recipes()}
+    recipes[DMTCP] = "any program, as an image of its processes (needs DMTCP)"
+    if options.json:
+        print_json({"recipes": recipes})
+    else:
+        for name, about in recipes.items():
+            print(f"{name:10} {clean(about)}")
+    return OK
+
+
+def _supervised(options: argparse.Namespace, command: list[str], folder: str) -> int:
+    # Here, because that module finds this one.
+    from holdfast.cli.main import main
+
+    # What is wrong with the call should be said once, here, and not by every attempt.
+    if options.recipe == DMTCP:
+        require_dmtcp()
+    else:
+        prepare(_recipe(options), command)
+    own = [sys.executable, "-m", "holdfast.cli.main", "app", options.recipe, "--once", "--run", folder]
+    for flag in ("keep", "interval", "restart", "stop_signal"):
+        value = getattr(options, flag)
+        own += [f"--{flag.replace('_', '-')}={value}"] if value is not None else []
+    own += [f"--file={pattern}" for pattern in options.file]
+    own += [f"--complete-file={name}" for name in options.complete_file]
+    own += ["--replaces-files"] if options.replaces_files else []
+    ours = [*(["--json"] if options.json else [])]
+    ours += ["--time-limit", options.time_limit] if options.time_limit else []
+    return main(["run", "--run", folder, *ours, "--", *own, "--", *command])
+
+
+def _attempt(options: argparse.Namespace, command: list[str], folder: str) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    clock = SystemClock()
+    store = DirectoryStore(folder, clock=clock)
+    store.claim()
+    try:
+        journal = Journal(store.where)
+        history = read_events(store.where)
+        generations = Generations(store, clock, journal.append, parse_keep(_keep(options.keep)))
+        driver: Driver
+        if options.recipe == DMTCP:
+            every = None if options.interval == "auto" else options.interval
+            policy = build_policy(every=every, history=FailureHistory.from_events(history))
+            scratch = Path(store.where) / "dmtcp"
+            driver = DmtcpDriver(command, generations, scratch, policy, clock, journal.append)
+        else:
+            recipe = _recipe(options)
+            prepared = prepare(recipe, command)
+            driver = RecipeDriver(recipe, prepared, generations, Path.cwd(), clock, journal.append, history)
+        limit = None if options.time_limit is None else parse_time_limit(options.time_limit)
+        deadline = find_deadline(limit, os.environ, detect(), clock)
+        return Attempt(store, driver, clock, journal.append, deadline=deadline, environ=os.environ).run()
+    finally:
+        store.release()
+
+
+def _keep(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _recipe(options: argparse.Namespace) -> Recipe:
+    """The recipe, with what the user says in its place."""
+    recipe = load_recipe(options.recipe)
+    changes: dict[str, Any] = {}
+    if options.file:
+        changes["checkpoint"] = tuple(options.file)
+    if options.restart is not None:
+        changes["restart"] = tuple(shlex.split(options.restart))
+    if options.complete_file:
+        changes["complete_files"] = tuple(options.complete_file)
+    if options.replaces_files:
+        changes["replaces_files"] = True
+    if options.stop_signal:
+        changes["stop_signal"] = options.stop_signal.removeprefix("SIG")
+    return replace(recipe, **changes)

@@ -1,0 +1,201 @@
+"""One attempt of a program: start it, look at it once a second, stop it in time, say how it ended.
+
+Starting again is the business of `holdfast run`. How a program is checkpointed is the business of a driver;
+nothing here knows about recipes or DMTCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Protocol
+
+from holdfast.checkpoints.completion import is_complete
+from holdfast.clock import Clock
+from holdfast.errors import SaveError, StoreError
+from holdfast.events import Emit, RunEnded, RunStarted, SaveFailed, Warned
+from holdfast.jobs.attempts import SAYS_DEADLINE
+from holdfast.jobs.environment import WallDeadline
+from holdfast.jobs.exit_codes import CANNOT_EXECUTE, FINISHED, INTERRUPTED, NOT_FOUND, PLEASE_RUN_AGAIN
+from holdfast.jobs.heartbeat import HeartbeatWriter
+from holdfast.jobs.supervisor_child import Child
+from holdfast.stores.directory import DirectoryStore
+
+log = logging.getLogger("holdfast")
+LOOK_SECONDS = 1.0
+GONE_SECONDS = 30.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+# Somebody else ended the program; that says nothing against the checkpoint it had started from.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+
+
+class Driver(Protocol):
+    """What differs between the ways to checkpoint a program. SaveError and StoreError mean: not this time."""
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long a stop may take before the program is killed."""
+        ...
+
+    @property
+    def stop_before(self) -> float:
+        """How long before the end of the job to ask for it."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest generation."""
+        ...
+
+    def start(self, seconds_left: float | None) -> list[str]:
+        """Prepare the folder and return the command line."""
+        ...
+
+    def look(self) -> None:
+        """Called about once a second while the program runs: keep a generation if it is time."""
+        ...
+
+    def stop(self, child: Child, why: str) -> None:
+        """Make the program save and end; does not wait for the end."""
+        ...
+
+    def ended(self, returncode: int, *, stopping: bool) -> bool:
+        """Keep what is left to keep. Whether the work is complete."""
+        ...
+
+
+class Attempt:
+    def __init__(
+        self,
+        store: DirectoryStore,
+        driver: Driver,
+        clock: Clock,
+        emit: Emit,
+        *,
+        deadline: WallDeadline | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._clock = clock
+        self._emit = emit
+        self._deadline = deadline
+        self._environ = os.environ if environ is None else environ
+        self._stopping: str | None = None
+
+    def run(self) -> int:
+        """The exit code to end with, as `jobs.exit_codes` documents it. The store must be claimed."""
+        if is_complete(self._store):
+            log.info("holdfast: the work of %s is complete; nothing to do", self._store.where)
+            return FINISHED
+        left = None if self._deadline is None else self._deadline.at - self._clock.wall()
+        command = self._driver.start(left)
+        self._emit(
+            RunStarted(
+                time=self._clock.wall(), step=self._driver.generation, host=os.uname().nodename,
+                pid=os.getpid(), writer_epoch=self._store.writer_epoch,
+            )
+        )  # fmt: skip
+        heartbeat = HeartbeatWriter.from_environment(self._store.where, self._environ)
+        try:
+            with _signals_waited_for() as waiting:
+                try:
+                    child = Child(command, self._environ)
+                except OSError as error:
+                    return self._cannot_start(command[0], error)
+                returncode = self._watch(child, waiting, heartbeat)
+                return self._end(returncode, heartbeat)
+        finally:
+            heartbeat.close()
+
+    def _watch(self, child: Child, waiting: set[signal.Signals], heartbeat: HeartbeatWriter) -> int:
+        kill_at: float | None = None
+        try:
+            while True:
+                got = signal.sigtimedwait(waiting, LOOK_SECONDS)
+                returncode = child.returncode()
+                if returncode is not None:
+                    return returncode
+                now = self._clock.monotonic()
+                why = self._why_stop(got.si_signo if got else None)
+                if why is not None and self._stopping is None:
+                    self._stopping, kill_at = why, now + self._driver.stop_seconds
+                    self._try(partial(self._driver.stop, child, why))
+                elif self._stopping is None:
+                    self._try(self._driver.look)
+                elif kill_at is not None and now >= kill_at:
+                    self._warn(f"the program did not stop within {self._driver.stop_seconds:.0f} s")
+                    child.kill()
+                    kill_at = now + GONE_SECONDS
+                heartbeat.beat(now, self._driver.generation)
+        finally:
+            if child.returncode() is None:
+                child.kill()
+
+    def _why_stop(self, number: int | None) -> str | None:
+        if number is not None and number in _STOP_SIGNALS:
+            return signal.Signals(number).name
+        if self._deadline is None or self._clock.wall() < self._deadline.at - self._driver.stop_before:
+            return None
+        return f"{SAYS_DEADLINE}: {self._deadline.source}"
+
+    def _try(self, save: Callable[[], None]) -> None:
+        """A save that fails is said, and tried again later; the program must not suffer from it."""
+        try:
+            save()
+        except (SaveError, StoreError) as error:
+            log.warning("holdfast: no new generation: %s", error)
+            step = self._driver.generation + 1
+            self._emit(SaveFailed(time=self._clock.wall(), step=step, error=error.message))
+
+    def _end(self, returncode: int, heartbeat: HeartbeatWriter) -> int:
+        complete = False
+
+        def last_look() -> None:
+            nonlocal complete
+            complete = self._driver.ended(returncode, stopping=self._stopping is not None)
+
+        self._try(last_look)
+        step = self._driver.generation
+        if complete:
+            self._emit(RunEnded(time=self._clock.wall(), step=step, how="finished"))
+            heartbeat.say(step, "finished")
+            return FINISHED
+        if self._stopping is not None or returncode == 0:
+            # Exit code 0 without the signs of completion: the program stopped itself, as for a time limit.
+            why = self._stopping or f"{SAYS_DEADLINE}: the program ended before its work was complete"
+            self._emit(RunEnded(time=self._clock.wall(), step=step, how="stopped"))
+            heartbeat.say(step, "stopped", why)
+            return INTERRUPTED if self._stopping == "SIGINT" else PLEASE_RUN_AGAIN
+        if returncode not in _FROM_OUTSIDE:
+            self._emit(RunEnded(time=self._clock.wall(), step=step, how="error"))
+        heartbeat.say(step, "failed")
+        return returncode if returncode > 0 else 128 - returncode
+
+    def _cannot_start(self, program: str, error: OSError) -> int:
+        log.error("holdfast: cannot start %s: %s", program, error.strerror)
+        self._emit(RunEnded(time=self._clock.wall(), step=self._driver.generation, how="stopped"))
+        return NOT_FOUND if error.errno == errno.ENOENT else CANNOT_EXECUTE
+
+    def _warn(self, message: str) -> None:
+        log.warning("holdfast: %s", message)
+        self._emit(Warned(time=self._clock.wall(), message=message))
+
+
+@contextlib.contextmanager
+def _signals_waited_for() -> Iterator[set[signal.Signals]]:
+    """Stop signals and the end of a child are waited for; no handler ever runs. The program itself starts
+    with a clean mask."""
+    wanted = {*_STOP_SIGNALS, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    try:
+        yield wanted
+    finally:
+        while signal.sigtimedwait(wanted, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,72 @@
+"""A file of somebody else's program, offered to a store as if it were an image. Never writes to it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import TornSnapshot
+from holdfast.stores.base import PAGE
+
+
+@dataclass(frozen=True)
+class FileSign:
+    """What tells one version of a file from the next without reading it."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def sign_of(path: Path) -> FileSign | None:
+    """None for whatever is not a plain file, links included: following one could read anything."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return FileSign(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class FileImage:
+    """Satisfies ImageSource. Holds the file open, so that a program may replace it meanwhile; a program that
+    writes into it instead is noticed by `require_unchanged`."""
+
+    concurrent = True
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(self._file)
+        self.mode = found.st_mode & 0o777
+        self.sign = FileSign(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    @property
+    def size(self) -> int:
+        return self.sign.size
+
+    def view(self, start: int, stop: int) -> memoryview:
+        memory = memoryview(mmap.mmap(-1, max(-(-(stop - start) // PAGE) * PAGE, PAGE)))[: stop - start]
+        done, end = 0, min(stop, self.size) - start
+        while done < end:
+            got = os.preadv(self._file, [memory[done:end]], start + done)
+            if got == 0:
+                raise TornSnapshot(f"{self.path} became shorter while it was read")
+            done += got
+        return memory
+
+    def require_unchanged(self) -> None:
+        """TornSnapshot if somebody wrote into the file since it was opened."""
+        found = os.fstat(self._file)
+        if FileSign(found.st_ino, found.st_size, found.st_mtime_ns) != self.sign:
+            raise TornSnapshot(
+                f"{self.path} changed while it was read", hint="it is read again when it rests"
+            )
+
+    def close(self) -> None:
+        os.close(self._file)

@@ -1,0 +1,289 @@
+"""A program's own checkpoint files as generations in a store: with digests, all or nothing, two of them kept.
+
+What lies in the working folder is never deleted: what must make room for an older generation is set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoints.find import Found, committed
+from holdfast.checkpoints.read import open_checked
+from holdfast.checkpoints.retain import Ledger, Retention, prune
+from holdfast.checkpoints.verify import verify
+from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
+from holdfast.clock import Clock
+from holdfast.errors import NoValidCheckpoint, SaveError, StoreError
+from holdfast.events import CheckpointRejected, Emit, Pruned, SaveCommitted, Warned
+from holdfast.format.checksum import chunk_span, digest
+from holdfast.format.manifest import FileRecord, utc_text
+from holdfast.programs.file_image import FileImage, sign_of
+from holdfast.stores.directory import CKPT, DirectoryStore
+
+SET_ASIDE = ".set-aside"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One committed set of files. `files` maps the program's own paths to what is stored for each."""
+
+    found: Found
+    files: Mapping[str, StoredAs]
+
+    @property
+    def name(self) -> str:
+        return str(self.found.name)
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self.found.manifest.values if self.found.manifest else {}
+
+
+@dataclass(frozen=True)
+class StoredAs:
+    record: FileRecord
+    mode: int
+    mtime_ns: int
+
+
+class Generations:
+    """The generations of one run. The store must be claimed to keep new ones."""
+
+    def __init__(self, store: DirectoryStore, clock: Clock, emit: Emit, retention: Retention) -> None:
+        self._store = store
+        self._clock = clock
+        self._emit = emit
+        self._retention = retention
+        self._ledger = Ledger()
+        self.number = max((one.step for one in committed(store)), default=0)
+
+    # ---- keeping
+
+    def keep(
+        self,
+        paths: Mapping[str, Path],
+        *,
+        reason: str,
+        complete: bool = False,
+        values: Mapping[str, Any] | None = None,
+        suffix: str = "",
+    ) -> Committed:
+        """Store these files as the next generation: `paths` maps the program's names to where they lie.
+
+        TornSnapshot if one of them is written to meanwhile; then nothing was committed.
+        """
+        begun = self._clock.monotonic()
+        with contextlib.ExitStack() as opened:
+            images = []
+            for index, path in enumerate(paths.values()):
+                try:
+                    image = FileImage(f"file-{index:04d}{suffix}", path)
+                except OSError as error:
+                    raise SaveError(f"cannot read {path}: {error.strerror}") from error
+                opened.callback(image.close)
+                images.append(image)
+            draft = self._draft(paths, images, reason, complete, values or {})
+            committed = write_checkpoint(self._store, draft, [_Guarded(image) for image in images])
+        self.number = draft.step
+        self._ledger.committed.add(str(committed.name))
+        self._emit(
+            SaveCommitted(
+                time=self._clock.wall(), step=draft.step, name=str(committed.name),
+                persist_seconds=self._clock.monotonic() - begun, bytes=committed.manifest.total_bytes,
+                reason=reason,
+            )
+        )  # fmt: skip
+        self._prune()
+        return committed
+
+    def _draft(
+        self,
+        paths: Mapping[str, Path],
+        images: Sequence[FileImage],
+        reason: str,
+        complete: bool,
+        values: Mapping[str, Any],
+    ) -> CheckpointDraft:
+        files = {
+            image.name: {"path": name, "mode": image.mode, "mtime_ns": image.sign.mtime_ns}
+            for name, image in zip(paths, images, strict=True)
+        }
+        return CheckpointDraft(
+            writer_epoch=self._store.writer_epoch,
+            step=self.number + 1,
+            created=utc_text(self._clock.wall()),
+            reason=reason,
+            progress={"step": self.number + 1, "complete": complete},
+            values={"files": files, **values},
+            roles={image.name: "program" for image in images},
+        )
+
+    def _prune(self) -> None:
+        def tell(name: str, why: str) -> None:
+            self._emit(Pruned(time=self._clock.wall(), name=name, why=why))
+
+        try:
+            prune(self._store, self._retention, self._ledger, retired=tell)
+        except (StoreError, SaveError) as error:
+            # An old generation too many hurts nobody.
+            self._emit(Warned(time=self._clock.wall(), message=f"pruning failed: {error.message}"))
+
+    # ---- choosing
+
+    def newest_good(self, suspects: Collection[str] = ()) -> Generation | None:
+        """The newest generation of which every byte verifies; None if the store holds none at all.
+
+        `suspects` are passed over while anything older is whole: the program could not go on from them.
+        """
+        reasons, second_choice = [], None
+        for found in committed(self._store):
+            verdict = verify(self._store, found)
+            if not verdict.is_whole:
+                why = "; ".join(verdict.problems)
+                reasons.append(f"{found.name}: {why}")
+                self._reject(found, why)
+                continue
+            generation = _read(found)
+            if generation is None:
+                reasons.append(f"{found.name}: it holds no files of a program")
+                continue
+            if generation.name in suspects:
+                second_choice = second_choice or generation
+                continue
+            if second_choice is not None:
+                self._reject(second_choice.found, "the program could not go on from it")
+            self._ledger.resumed_from = generation.name
+            return generation
+        if second_choice is None and reasons:
+            raise NoValidCheckpoint(
+                f"{self._store.where} holds {len(reasons)} generations and none is whole:\n  "
+                + "\n  ".join(reasons),
+                hint="restore them from another copy, or start afresh with another --path",
+            )
+        return second_choice
+
+    def _reject(self, found: Found, why: str) -> None:
+        self._emit(CheckpointRejected(time=self._clock.wall(), name=str(found.name), why=why))
+
+    def stored_paths(self, generation: Generation) -> list[Path]:
+        """Where the files of a verified generation lie, for a program that can read them there."""
+        folder = Path(self._store.where) / CKPT / generation.name
+        return [folder / stored.record.name for stored in generation.files.values()]
+
+    # ---- putting back
+
+    def in_place(self, generation: Generation, folder: Path) -> bool:
+        """Whether the working folder holds exactly these bytes already."""
+        return all(_same_bytes(folder / name, stored.record) for name, stored in generation.files.items())
+
+    def put_back(self, generation: Generation, folder: Path, present: Collection[str]) -> list[str]:
+        """Make the files of `generation` the ones in `folder`; returns what was set aside to make room.
+
+        `present` are the program's files there now. One that the generation does not have would be taken for
+        its newest checkpoint.
+        """
+        aside = []
+        for name in sorted({*present, *generation.files}):
+            stored = generation.files.get(name)
+            path = folder / name
+            if stored is not None and _same_bytes(path, stored.record):
+                continue
+            if os.path.lexists(path):
+                aside.append(_set_aside(path).name)
+            if stored is not None:
+                self._copy_out(generation, stored, path)
+        return aside
+
+    def _copy_out(self, generation: Generation, stored: StoredAs, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".holdfast-part")
+        record = stored.record
+        file = open_checked(self._store, generation.found, record)
+        try:
+            with open(part, "wb") as out:
+                for index in range(len(record.digests)):
+                    start, stop = chunk_span(index, record.size, record.chunk_bytes)
+                    chunk = memoryview(bytearray(stop - start))
+                    file.read_into(start, chunk)
+                    out.write(chunk)
+                out.flush()
+                os.fsync(out.fileno())
+        finally:
+            file.close()
+        os.chmod(part, stored.mode)
+        os.utime(part, ns=(stored.mtime_ns, stored.mtime_ns))
+        os.replace(part, path)
+
+
+class _Guarded:
+    """A file image that is checked once more when its last byte was read, before anything is committed."""
+
+    concurrent = False
+
+    def __init__(self, image: FileImage) -> None:
+        self.name = image.name
+        self._image = image
+
+    @property
+    def size(self) -> int:
+        return self._image.size
+
+    def view(self, start: int, stop: int) -> memoryview:
+        memory = self._image.view(start, stop)
+        if stop >= self.size:
+            self._image.require_unchanged()
+        return memory
+
+
+def _read(found: Found) -> Generation | None:
+    """What the manifest says of its files; None if this is not a generation of a program's files."""
+    manifest = found.manifest
+    said = manifest.values.get("files") if manifest else None
+    if manifest is None or not isinstance(said, dict):
+        return None
+    files = {}
+    for record in manifest.files:
+        entry = said.get(record.name)
+        if not isinstance(entry, dict) or not is_inside(entry.get("path")):
+            return None
+        mode, mtime = entry.get("mode"), entry.get("mtime_ns")
+        if type(mode) is not int or type(mtime) is not int or mtime < 0:
+            return None
+        # Never more than the user's own bits: a manifest must not be able to make a file set-uid.
+        files[entry["path"]] = StoredAs(record, mode & 0o777, mtime)
+    return Generation(found, files)
+
+
+def is_inside(path: object) -> bool:
+    """Whether a name stays below the working folder. Manifests are read by whoever may write them."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        return False
+    return not os.path.isabs(path) and ".." not in Path(path).parts
+
+
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}{SET_ASIDE}.{number}")):
+        number += 1
+    os.rename(path, aside)
+    return aside
+
+
+def _same_bytes(path: Path, record: FileRecord) -> bool:
+    sign = sign_of(path)
+    if sign is None or sign.size != record.size:
+        return False
+    image = FileImage(record.name, path)
+    try:
+        for index, expected in enumerate(record.digests):
+            start, stop = chunk_span(index, record.size, record.chunk_bytes)
+            if digest(image.view(start, stop)) != expected:
+                return False
+    finally:
+        image.close()
+    return True
