@@ -6,6 +6,7 @@ Pure arithmetic and a little memory of what has been answered; never reads a clo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from holdfast.policy.intervals import intervals_before
 from holdfast.policy.observation import Observation
@@ -34,6 +35,14 @@ def gap_towards(end: float, last_save: float, cost: float, rate: float, shortest
     return window / pieces
 
 
+@dataclass(frozen=True)
+class Demand:
+    """A save that cannot wait, and whether it is the last one that the deadline leaves time for."""
+
+    reason: str
+    final: bool = False
+
+
 class Ending:
     """What is known of the end of this process, and which part of it has been answered with a save."""
 
@@ -42,6 +51,9 @@ class Ending:
         self.last_save_at = math.inf
         self.gap: float | None = None  # even part of the time that is left, once the end is near
         self.last_save_done = False
+        self._reserve: float | None = None
+        self._trial_taken = False
+        self._final_asked = False
         self._notice: str | None = None
         self._notice_answered: str | None = None
 
@@ -62,6 +74,7 @@ class Ending:
         self.deadline = deadline
         self.last_save_at = math.inf
         self.gap = None
+        self._reserve = surely_within
         if deadline is None:
             return
         self.last_save_at = last_save_at(deadline, surely_within, step)
@@ -70,20 +83,33 @@ class Ending:
             gap = gap_towards(self.last_save_at, last_save, cost, rate, max(shortest, step or 0.0))
             self.gap = min(gap, longest)
 
-    def asks(self, seen: Observation) -> str | None:
-        """The reason for a save that cannot wait, or None."""
+    def asks(self, seen: Observation) -> Demand | None:
+        """The save that cannot wait, or None."""
+        self._final_asked = False
         if seen.notice is not None and seen.notice != self._notice_answered:
             self._notice = seen.notice
-            return seen.notice
-        if seen.now >= self.last_save_at and not self.last_save_done:
-            left = max(0.0, (self.deadline or seen.now) - seen.now)
-            return f"the last save before the deadline, {format_seconds(left)} ahead"
-        return None
+            return Demand(seen.notice)
+        if seen.now < self.last_save_at or self.last_save_done:
+            return None
+        left = max(0.0, (self.deadline or seen.now) - seen.now)
+        if self._reserve is None and left > 0:
+            # Nothing is measured, so the reserve is a guess that may be far too long: one save to find out.
+            if self._trial_taken:
+                return None
+            return Demand("a first save, to know how long the last one before the deadline will take")
+        self._final_asked = True
+        return Demand(f"the last save before the deadline, {format_seconds(left)} ahead", final=True)
+
+    def too_late_for_another(self, now: float) -> bool:
+        """Whether a save begun now might still be in the way when the last one must start."""
+        return self._reserve is not None and now + self._reserve > self.last_save_at
 
     def save_started(self, now: float) -> None:
         self._notice_answered = self._notice
-        self.last_save_done = now >= self.last_save_at
+        self._trial_taken = True
+        self.last_save_done = self._final_asked
 
     def save_failed(self) -> None:
         self._notice_answered = None
+        self._trial_taken = False
         self.last_save_done = False

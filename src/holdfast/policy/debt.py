@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.policy.bounds import Bounds, Rule, Situation, bounds_for
 from holdfast.policy.convergence import ConvergenceSettings, worth_factor
 from holdfast.policy.costs import MeasuredCosts
-from holdfast.policy.deadline import Ending
+from holdfast.policy.deadline import Demand, Ending
 from holdfast.policy.expected_loss import ExpectedLoss
 from holdfast.policy.explanation import Explanation
 from holdfast.policy.failures import FailureRate
@@ -40,6 +40,7 @@ _NOT_DUE = Decision(False, "the expected loss is below the price of a save")
 _IN_FLIGHT = Decision(False, "a save is in flight")
 _RETRY_LATER = Decision(False, "the last save failed; it is tried again shortly")
 _ENDING = Decision(False, "the last save before the deadline is done")
+_ENDING_SOON = Decision(False, "the last save before the deadline is near")
 _OUT_OF_RHYTHM = Decision(False, "the rhythm is not due")
 
 
@@ -107,18 +108,20 @@ class DebtPolicy:
         if self._watch is not None:
             self._read_loss(self._watch, seen)
         in_rhythm = self._rhythm is not None and self._rhythm.due(seen, age)
-        if now < self._loss.retry_at:
+        if now < self._loss.retry_at and now < self._ending.last_save_at:
             return _RETRY_LATER
         if seen.notice is not None or seen.epoch_ended or now >= self._ending.last_save_at:
             forced = self._ending.asks(seen)  # without regard to a save in flight: there may be no later one
             if forced is None and seen.epoch_ended and self.settings.epoch_ends and not seen.save_in_flight:
-                forced = "the epoch ended"
+                forced = Demand("the epoch ended")
             if forced is not None:
-                return self._save(now, forced)
+                return self._save(now, forced.reason, final=forced.final)
         if seen.save_in_flight:
             return _IN_FLIGHT
         if age < self._earliest:
             return _NOT_DUE
+        if self._ending.too_late_for_another(now):
+            return _ENDING_SOON
         return self._routine(seen, age, in_rhythm)
 
     def _routine(self, seen: Observation, age: float, in_rhythm: bool) -> Decision:
@@ -234,9 +237,9 @@ class DebtPolicy:
             return False
         return steps >= FIRST_SAVE_STEPS or age >= FIRST_SAVE_SECONDS
 
-    def _save(self, now: float, reason: str) -> Decision:
+    def _save(self, now: float, reason: str, *, final: bool = False) -> Decision:
         self._chosen = self._levels.due(now, self._rate * self._factor, self._usual_gap())
-        return Decision(True, reason, self._chosen)
+        return Decision(True, reason, self._chosen, final)
 
     def _usual_gap(self) -> float:
         interval = self._bounds.interval

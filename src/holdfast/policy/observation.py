@@ -25,11 +25,15 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`levels` names the outer levels that this save should also be sent to (see `Level`)."""
+    """`levels` names the outer levels that this save should also be sent to (see `Level`).
+
+    `final` means that no later save would be durable before the deadline: training on would be lost.
+    """
 
     save: bool
     reason: str
     levels: tuple[str, ...] = ()
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
