@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError, NoValidCheckpoint, StoreFull
 from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.failing_io import FailingIO
 from holdfast.testing.memory_image import image_of
-from holdfast.testing.memory_io import MemoryIO, Tree
+from holdfast.testing.memory_io import ROOT, MemoryIO, Tree
 from holdfast.testing.store_contract import save
 
 Error = int | Literal["short"]
@@ -75,6 +75,11 @@ def steps_that_load(memory: MemoryIO) -> set[int]:
     return {one.step for one in committed(store) if verify(store, one).is_whole}
 
 
+def places(memory: MemoryIO) -> list[str]:
+    """Every checkpoint directory there is, committed or not."""
+    return list(memory.tree.directories[memory.tree.directories[ROOT]["ckpt"]])
+
+
 def assert_newest_loads(memory: MemoryIO, step: int) -> None:
     loaded = newest_valid(DirectoryStore("/run", io=memory))
     assert loaded is not None
@@ -99,6 +104,10 @@ def test_a_failing_save_is_reported_and_harms_nothing(error: Error, persistent: 
         failing.armed = False
         save(store, 4, writer_epoch=epoch)
         assert_newest_loads(memory, 4)
+        # Whatever the failed save could not take back is recognised as litter.
+        for litter in store.leftovers():
+            store.abandon(litter)
+        assert len(store.names()) == len(places(memory))
         store.release()
         assert memory.open_handles == 0
 

@@ -8,8 +8,8 @@ Reading writes nothing and takes no lock; writing needs `claim()` first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
 from typing import Self
 
 from holdfast.clock import Clock, SystemClock
@@ -20,6 +20,7 @@ from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal
 from holdfast.stores import claims
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.durable_write import write_image, write_small
+from holdfast.stores.folders import Folders
 from holdfast.stores.identity import make_identity, read_identity
 from holdfast.stores.io import StoreIO
 from holdfast.stores.leftovers import Unfinished, Watch, is_abandoned
@@ -67,6 +68,7 @@ class DirectoryStore:
         self._spare_bytes = spare_bytes
         self._grace_seconds = grace_seconds
         self._threads = threads
+        self._folders = Folders(self._io, self.where)
         self._seat = WriterSeat(self._io, self.where)
         self._in_progress: set[str] = set()
         self._watch = Watch()
@@ -76,7 +78,7 @@ class DirectoryStore:
     @property
     def uuid(self) -> str:
         if self._uuid is None:
-            with self._inside(doing="read the identity") as root:
+            with self._folders.inside(doing="read the identity") as root:
                 self._uuid = read_identity(self._io, root, self.where)
         return self._uuid
 
@@ -94,15 +96,13 @@ class DirectoryStore:
             return self._seat.epoch
         # A child's copy of its parent's seat is dropped, not released: the parent still sits on it.
         self._seat = WriterSeat(self._io, self.where)
-        with self._errors("claim"):
-            root = self._io.open_root(self.where, create=True)
-            with self._closing(root):
-                locked = self._seat.lock(root, WRITERS, take_over=take_over)
-                try:
-                    return self._sit_down(root, at_least, check_owner=not locked and not take_over)
-                except BaseException:
-                    self._seat.release()
-                    raise
+        with store_errors("claim", self.where), self._folders.root(create=True) as root:
+            locked = self._seat.lock(root, WRITERS, take_over=take_over)
+            try:
+                return self._sit_down(root, at_least, check_owner=not locked and not take_over)
+            except BaseException:
+                self._seat.release()
+                raise
 
     def _sit_down(self, root: int, at_least: int, *, check_owner: bool) -> int:
         for name in (CKPT, WRITERS):
@@ -114,7 +114,7 @@ class DirectoryStore:
         self._io.fsync_directory(root)
         self._uuid = read_identity(self._io, root, self.where)
         me = this_process(utc_text(self._clock.wall()))
-        with self._subdirectory(root, CKPT) as ckpt, self._subdirectory(root, WRITERS) as writers:
+        with self._folders.below(root, CKPT) as ckpt, self._folders.below(root, WRITERS) as writers:
             if check_owner:
                 claims.refuse_living_owner(self._io, writers, me, self.where)
             # Names count too: a lost claim must not bring back an epoch that names already bear.
@@ -137,7 +137,7 @@ class DirectoryStore:
 
     def begin(self, name: str, need_bytes: int) -> None:
         self._require_ours(name)
-        with self._inside() as root:
+        with self._folders.inside(doing="begin a checkpoint") as root:
             self._require_unfenced(root)
             free = self._io.free_bytes(root)
             if free < need_bytes + self._spare_bytes:
@@ -146,23 +146,28 @@ class DirectoryStore:
                     f" and {format_bytes(free)} are free",
                     hint="free space or keep fewer checkpoints",
                 )
-            with self._subdirectory(root, CKPT) as ckpt:
+            with self._folders.below(root, CKPT) as ckpt:
                 self._in_progress.add(name)
-                self._io.make_directory(ckpt, name)
-                self._io.fsync_directory(ckpt)
+                try:
+                    self._io.make_directory(ckpt, name)
+                    self._io.fsync_directory(ckpt)
+                except BaseException:
+                    # Whatever it left is nobody's work any more: the next sweep takes it.
+                    self._in_progress.discard(name)
+                    raise
 
     def write(self, name: str, source: ImageSource) -> FileRecord:
         self._require_ours(name)
         if not is_file_name(source.name):
             raise InternalError(f"{source.name!r} may not name a file of a checkpoint")
-        with self._inside(CKPT, name, doing=f"write {source.name}") as place:
+        with self._folders.inside(CKPT, name, doing=f"write {source.name}") as place:
             return write_image(self._io, place, source, threads=self._threads)
 
     def publish(self, name: str, manifest: bytes) -> None:
         self._require_ours(name)
         check_seal(manifest)
-        with self._inside(doing="commit") as root, self._subdirectory(root, CKPT) as ckpt:
-            with self._subdirectory(ckpt, name) as place:
+        with self._folders.inside(doing="commit") as root, self._folders.below(root, CKPT) as ckpt:
+            with self._folders.below(ckpt, name) as place:
                 self._io.fsync_directory(place)
                 write_small(self._io, place, SECOND, manifest)
                 write_small(self._io, place, PART, manifest)
@@ -184,20 +189,28 @@ class DirectoryStore:
     def abandon(self, name: str) -> None:
         self._require_ours(name)
         self._in_progress.discard(name)
-        with self._inside(CKPT, doing="abandon") as ckpt:
-            with self._subdirectory(ckpt, name) as place:
+        with self._folders.inside(CKPT, doing="abandon") as ckpt:
+            with self._folders.below(ckpt, name) as place:
                 names = self._io.list_names(place)
                 if MANIFEST in names and DEAD not in names:
                     raise InternalError(f"{name} in {self.where} is committed and cannot be abandoned")
                 emptied = self._remove_our_files(place, names)
             if emptied:
-                self._io.remove_directory(ckpt, name)
+                self._remove_if_empty(ckpt, name)
+
+    def _remove_if_empty(self, ckpt: int, name: str) -> None:
+        try:
+            self._io.remove_directory(ckpt, name)
+        except OSError as error:
+            # NFS keeps a file that somebody still reads, under a name of its own: gone at the next sweep.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
     def retire(self, name: str) -> None:
         self._require_ours(name)
-        with self._inside(doing="retire") as root:
+        with self._folders.inside(doing="retire") as root:
             self._require_unfenced(root)
-            with self._subdirectory(root, CKPT) as ckpt, self._subdirectory(ckpt, name) as place:
+            with self._folders.below(root, CKPT) as ckpt, self._folders.below(ckpt, name) as place:
                 # Uncommit before the first byte goes: a crash in between must not leave a manifest that
                 # vouches for missing data.
                 self._io.rename(place, MANIFEST, DEAD)
@@ -244,7 +257,7 @@ class DirectoryStore:
     def _look_unfinished(self, text: str, inside: list[str]) -> Unfinished:
         name = parse_checkpoint_name(text)
         assert name is not None
-        with self._inside(WRITERS, doing="read claims") as writers:
+        with self._folders.inside(WRITERS, doing="read claims") as writers:
             owner = claims.read_claim(self._io, writers, name.writer_epoch).owner
         alive = is_alive(owner, this_process("")) if owner else None
         return Unfinished(name, tuple(sorted(inside)), DEAD in inside, alive)
@@ -252,17 +265,16 @@ class DirectoryStore:
     def _listing(self) -> list[tuple[str, list[str]]]:
         """Every place of ours with the names inside it. A store that is not there yet has none."""
         found = []
-        with self._errors("list checkpoints"), contextlib.ExitStack() as opened:
+        with store_errors("list checkpoints", self.where), contextlib.ExitStack() as opened:
             try:
-                root = self._io.open_root(self.where, create=False)
-                opened.enter_context(self._closing(root))
-                ckpt = opened.enter_context(self._subdirectory(root, CKPT))
+                root = opened.enter_context(self._folders.root())
+                ckpt = opened.enter_context(self._folders.below(root, CKPT))
             except FileNotFoundError:
                 return []
             for name in self._io.list_names(ckpt):
                 if parse_checkpoint_name(name) and self._io.kind(ckpt, name) == "directory":
                     try:
-                        with self._subdirectory(ckpt, name) as place:
+                        with self._folders.below(ckpt, name) as place:
                             found.append((name, self._io.list_names(place)))
                     except FileNotFoundError:
                         # Pruned since it was listed; but a name still there must not be passed over.
@@ -273,7 +285,7 @@ class DirectoryStore:
     def manifest(self, name: str) -> bytes:
         if parse_checkpoint_name(name) is None:
             raise StoreNotFound(f"{name!r} is not the name of a checkpoint")
-        with self._inside(CKPT, name, doing=f"read {MANIFEST} of {name}") as place:
+        with self._folders.inside(CKPT, name, doing=f"read {MANIFEST} of {name}") as place:
             try:
                 return self._read_sealed(place, MANIFEST)
             except FileNotFoundError:
@@ -295,47 +307,19 @@ class DirectoryStore:
     def open(self, name: str, file: str) -> DirectoryFile:
         if parse_checkpoint_name(name) is None or not is_file_name(file):
             raise StoreNotFound(f"{name!r}/{file!r} is not a file of a checkpoint")
-        with self._inside(CKPT, name, doing=f"open {file} of {name}") as place:
+        with self._folders.inside(CKPT, name, doing=f"open {file} of {name}") as place:
             return DirectoryFile(self._io, place, file, os.path.join(self.where, CKPT, name, file))
 
     # ---- how
 
     def _require_unfenced(self, root: int) -> None:
-        with self._subdirectory(root, WRITERS) as writers:
+        with self._folders.below(root, WRITERS) as writers:
             self._seat.require_unfenced(writers)
 
     def _require_ours(self, name: str) -> None:
         _ = self._seat.epoch
         if parse_checkpoint_name(name) is None:
             raise InternalError(f"{name!r} is not the name of a checkpoint")
-
-    def _errors(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        return store_errors(doing, self.where)
-
-    @contextlib.contextmanager
-    def _inside(self, *path: str, doing: str = "work") -> Iterator[int]:
-        """The open directory at `path` below the root, with errors translated."""
-        with self._errors(doing), contextlib.ExitStack() as stack:
-            directory = self._io.open_root(self.where, create=False)
-            stack.enter_context(self._closing(directory))
-            for name in path:
-                directory = stack.enter_context(self._subdirectory(directory, name))
-            yield directory
-
-    @contextlib.contextmanager
-    def _subdirectory(self, parent: int, name: str) -> Iterator[int]:
-        directory = self._io.open_directory(parent, name)
-        with self._closing(directory):
-            yield directory
-
-    @contextlib.contextmanager
-    def _closing(self, handle: int) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            # Only directories: nothing was written through the handle that its close could lose.
-            with contextlib.suppress(OSError):
-                self._io.close(handle)
 
 
 def _is_committed(inside: list[str]) -> bool:

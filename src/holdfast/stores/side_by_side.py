@@ -30,7 +30,10 @@ def side_by_side(work: Callable[[int], None], count: int, *, threads: int = 2) -
             except BaseException as error:  # noqa: BLE001  carried to the caller below, never dropped
                 failures.append(error)
 
-    helpers = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, count) - 1)]
+    helpers = [
+        threading.Thread(target=run, name="holdfast-chunks", daemon=True)
+        for _ in range(min(threads, count) - 1)
+    ]
     for helper in helpers:
         helper.start()
     run()
