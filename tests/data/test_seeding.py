@@ -11,6 +11,7 @@ from holdfast.data.seeding import (
     begin_loading,
     derive,
     index_seed,
+    index_seeds,
     mix,
     sample_seed,
 )
@@ -40,6 +41,15 @@ def test_a_batch_does_not_share_the_seed_of_its_first_sample() -> None:
 @pytest.mark.parametrize("index", [np.int64(7), np.uint8(7), 7])
 def test_equal_indices_of_any_type_have_equal_seeds(index: object) -> None:
     assert index_seed(1, index) == index_seed(1, 7)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [[], [0], [5, 3, 2**63, 2**64 - 1], [np.int64(4), 7], [-1, 2], ["a", 1], [True, False], [2**64]],
+)
+def test_seeds_of_many_are_the_seeds_of_each(indices: list[object]) -> None:
+    base = derive(1, 2, 3)
+    assert index_seeds(base, indices) == [index_seed(base, index) for index in indices]
 
 
 def test_keys_that_are_not_numbers_have_seeds() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
-from holdfast.data.seeding import batch_seed, begin_loading, index_seed
+from holdfast.data.seeding import batch_seed, begin_loading, index_seed, index_seeds
 from holdfast.data.torch_streams import STREAMS, Stream
 
 Request = tuple[int, Any]  # (what stands for seed and epoch, the indices or the one index)
@@ -80,7 +80,7 @@ class SeededFetch(Dataset[Any]):
         dataset = self._dataset
         if not self._batched:
             if seeder is not None:
-                seeder.sample(indices)
+                seeder.seed(index_seed(seeder.base, indices))
             return self._collate(dataset[indices])
         whole = getattr(dataset, "__getitems__", None)
         if whole:
@@ -92,8 +92,8 @@ class SeededFetch(Dataset[Any]):
             samples = [dataset[index] for index in indices]
         else:
             samples = []
-            for index in indices:
-                seeder.sample(index)
+            for index, seed in zip(indices, index_seeds(seeder.base, indices), strict=True):
+                seeder.seed(seed)
                 samples.append(dataset[index])
         if seeder is not None:
             seeder.batch(indices)
@@ -102,16 +102,13 @@ class SeededFetch(Dataset[Any]):
 
 class _Seeder:
     def __init__(self, base: int, streams: list[Stream]) -> None:
-        self._base = base
+        self.base = base
         self._streams = streams
 
-    def sample(self, index: Any) -> None:
-        self._seed(index_seed(self._base, index))
-
     def batch(self, indices: Any) -> None:
-        self._seed(batch_seed(self._base, indices[0] if len(indices) else 0))
+        self.seed(batch_seed(self.base, indices[0] if len(indices) else 0))
 
-    def _seed(self, seed: int) -> None:
+    def seed(self, seed: int) -> None:
         for stream in self._streams:
             stream.seed(seed)
 
@@ -124,9 +121,9 @@ class _Probe(_Seeder):
         self._moved: set[int] = set()
         self._marks: list[Any] | None = None
 
-    def _seed(self, seed: int) -> None:
+    def seed(self, seed: int) -> None:
         self._look()
-        super()._seed(seed)
+        super().seed(seed)
         self._marks = [stream.mark() for stream in STREAMS]
 
     def _look(self) -> None:

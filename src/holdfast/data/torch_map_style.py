@@ -48,10 +48,10 @@ class MapStyle:
         self._one_item_each = self._items_are_batches or loader.batch_sampler is None
         self._memory: dict[str, Any] = {}
         batched = loader.batch_sampler is not None
-        fetch = SeededFetch(loader.dataset, loader.collate_fn, batched=batched, seeded=seed_samples)
+        self._fetch = SeededFetch(loader.dataset, loader.collate_fn, batched=batched, seeded=seed_samples)
         self._requests = Requests()
         self._worker_seeds = torch.Generator()
-        self._rebuilt = rebuild(loader, fetch, self._requests, self._worker_seeds)
+        self._rebuilt = rebuild(loader, self._fetch, self._requests, self._worker_seeds)
 
     @property
     def shape(self) -> Shape:
@@ -117,6 +117,12 @@ class MapStyle:
                 asked.append(turn._replace(items=wanted) if self._items_are_batches else turn)
                 yield base, wanted
 
+        if self._loader.num_workers == 0 and not self._loader.pin_memory:
+            # Nothing is left for a DataLoader to do but its profiling, which costs more than all of ours.
+            for request in requests():
+                batch = self._fetch[request]
+                yield asked.popleft(), batch
+            return
         self._requests.begin = requests
         # Workers that are not seeded per sample must not repeat the numbers of the epoch's first batches.
         self._worker_seeds.manual_seed(derive(FOR_WORKERS, at.seed, at.epoch, at.consumed) >> 1)
