@@ -300,8 +300,8 @@ class Holdfast(Contender):
         self._after_fence = time.perf_counter()
 
     def save(self, step: int) -> None:
-        self._handle = self.run.save_now("benchmark")
         self.run.end_step()
+        self._handle = self.run.save_now("benchmark")
 
     def step(self) -> float:
         self.training.optimizer.step()

@@ -34,6 +34,9 @@ def main() -> None:
                 (RAW, SPEED): size / direct_write(folder / "raw", image),
                 (RAW_PARALLEL, SPEED): size / direct_write(folder / "raw", image, threads=2),
             }
+            # Every round saves another state: equal ones would let a clever writer skip the work.
+            training.forward_backward()
+            training.optimizer.step()
             turn = round_ % len(contenders)
             for contender in contenders[turn:] + contenders[:turn]:
                 begin = time.perf_counter()

@@ -23,9 +23,18 @@ CHUNK = 16 << 20
 PAGE = 4096
 
 
+def untouched(size: int) -> mmap.mmap:
+    """Page-aligned memory that the kernel has yet to provide, as a process that just started finds it."""
+    # Private, because the kernel gives huge pages to shared memory only where an administrator allowed it.
+    buffer = mmap.mmap(-1, -(-size // PAGE) * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
+
+
 def aligned(size: int) -> mmap.mmap:
     """Page-aligned memory, every page touched, so that no loop below pays for faults."""
-    buffer = mmap.mmap(-1, -(-size // PAGE) * PAGE)
+    buffer = untouched(size)
     pages = np.frombuffer(buffer, dtype=np.uint64)
     pages[:] = np.arange(pages.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return buffer
@@ -158,6 +167,7 @@ def main() -> None:
             "buffered write + fsync": lambda: buffered_write(folder / "w", source),
             "O_DIRECT read, cold": lambda: direct_read(folder / "to-read", target),
             "O_DIRECT read, cold, 2 threads": lambda: direct_read(folder / "to-read", target, threads=2),
+            "the same into new memory": lambda: direct_read(folder / "to-read", untouched(size), threads=2),
         }
         for _ in range(options.repeats):
             for name, measure in measures.items():

@@ -12,12 +12,13 @@ import torch
 
 from contenders import Contender, DcpSave, Holdfast, Safetensors, TorchCheckpointing, TorchSave, everyone
 from options import parse_options, scratch
-from raw_limits import aligned, direct_read, direct_write, forget_pages
+from raw_limits import aligned, direct_read, direct_write, forget_pages, untouched
 from scoreboard import Scoreboard
 from workload import Training, gpt_training
 
 RAW = "raw O_DIRECT read"
 RAW_PARALLEL = "raw O_DIRECT read, 2 threads"
+RAW_NEW = "raw O_DIRECT read, 2 threads, new memory"
 SPEED = "restored, cold cache"
 # With or without fsync the file is the same, and so it is for blocking and asynchronous DCP.
 MEASURED = (TorchSave, Safetensors, DcpSave, TorchCheckpointing, Holdfast)
@@ -72,6 +73,7 @@ def main() -> None:
             found = {
                 RAW: direct_read(folder / "raw", buffer),
                 RAW_PARALLEL: direct_read(folder / "raw", buffer, threads=2),
+                RAW_NEW: direct_read(folder / "raw", untouched(size), threads=2),
             }
             turn = round_ % len(contenders)
             for contender in contenders[turn:] + contenders[:turn]:
@@ -90,12 +92,12 @@ def main() -> None:
 def judge(board: Scoreboard) -> None:
     raw = max(board.median(RAW, SPEED), board.median(RAW_PARALLEL, SPEED))
     ours = board.median("holdfast", SPEED)
+    by_hand = board.median(TorchSave.name, SPEED)
     board.at_least("verified restore against the best raw O_DIRECT read", ours / raw, 0.8)
-    board.at_least(
-        "verified restore against torch.load + load_state_dict",
-        ours / board.median(TorchSave.name, SPEED),
-        1.0,
-    )
+    board.at_least("verified restore against torch.load + load_state_dict", ours / by_hand, 1.0)
+    # Nobody restores into memory that is already there: a process that starts must be given it first.
+    share = ours / board.median(RAW_NEW, SPEED)
+    board.notes.append(f"against a raw read into new memory, holdfast reaches {share:.0%}")
 
 
 if __name__ == "__main__":

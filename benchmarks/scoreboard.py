@@ -125,7 +125,7 @@ def show(value: float, unit: str) -> str:
         return f"{value / 1e6:,.0f} MB"
     if unit == "%":
         return f"{value:.1f}%"
-    return f"{value:.3g}x" if value >= 0.01 or value == 0 else f"1/{1 / value:.0f}"
+    return f"1/{1 / value:.0f}" if 0 < value < 0.01 else f"{value:.3g}x"
 
 
 def machine(where: Path) -> dict[str, Any]:
