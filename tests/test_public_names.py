@@ -49,10 +49,16 @@ def test_run_takes_the_settings_of_the_design() -> None:
 def test_importing_holdfast_and_listing_checkpoints_does_not_import_torch(tmp_path: object) -> None:
     code = (
         "import sys, holdfast\n"
-        f"holdfast.checkpoints({str(tmp_path)!r})\n"
+        f"for _ in range(2): holdfast.checkpoints({str(tmp_path)!r})\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_functions_are_not_hidden_by_packages_of_the_same_name(tmp_path: object) -> None:
+    assert holdfast.Run is not None
+    for _ in range(2):
+        assert holdfast.checkpoints(tmp_path) == []  # type: ignore[arg-type]
 
 
 def test_errors_say_what_to_do() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# At once and not when first used: the package of the same name must not take the function's place.
+from holdfast.checkpoints.listing import checkpoints
 from holdfast.errors import (
     HoldfastError,
     InternalError,
@@ -15,7 +17,6 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.checkpoints.listing import checkpoints
     from holdfast.checkpoints.retention import Retention
     from holdfast.engine.run import Run
     from holdfast.engine.torch_restore import load_weights, restore
@@ -40,7 +41,6 @@ __all__ = [
 _LAZY = {
     "Retention": "holdfast.checkpoints.retention",
     "Run": "holdfast.engine.run",
-    "checkpoints": "holdfast.checkpoints.listing",
     "load_weights": "holdfast.engine.torch_restore",
     "restore": "holdfast.engine.torch_restore",
 }
