@@ -37,10 +37,11 @@ def crash_states(
         done = ops[:at]
         durable, pending = _split(done)
         promises = tuple(op for op in done if isinstance(op, Mark))
+        # What is durable of a file or directory comes before what is pending of it, so it can go first.
+        base = _build(Tree(), durable)
         for chosen in _subsets(len(pending), exhaustive, samples, chance):
-            survived = sorted([*durable, *(pending[i] for i in chosen)])
-            tree = _build([done[i] for i in survived])
-            yield CrashState(at, tree, promises, tuple(done[pending[i]] for i in chosen))
+            survived = tuple(pending[i] for i in chosen)
+            yield CrashState(at, _build(base, survived), promises, survived)
 
 
 def _torn(ops: Sequence[Op]) -> Iterator[Op]:
@@ -54,19 +55,18 @@ def _torn(ops: Sequence[Op]) -> Iterator[Op]:
             yield op
 
 
-def _split(done: Sequence[Op]) -> tuple[list[int], list[int]]:
-    """Positions of what is certainly on disk, and of what may be."""
-    durable: list[int] = []
-    pending: list[int] = []
+def _split(done: Sequence[Op]) -> tuple[list[Op], list[Op]]:
+    """What is certainly on disk, and what may be, each in the order it was done."""
+    durable: list[Op] = []
+    pending: list[Op] = []
     synced: set[tuple[int, bool]] = set()
-    for position in range(len(done) - 1, -1, -1):
-        op = done[position]
+    for op in reversed(done):
         if isinstance(op, SyncOp):
             synced.add((op.inode, op.is_directory))
         elif isinstance(op, DataOp):
-            (durable if (op.inode, False) in synced else pending).append(position)
+            (durable if (op.inode, False) in synced else pending).append(op)
         elif isinstance(op, NameOp):
-            (durable if (op.directory, True) in synced else pending).append(position)
+            (durable if (op.directory, True) in synced else pending).append(op)
     return durable[::-1], pending[::-1]
 
 
@@ -87,8 +87,11 @@ def _subsets(count: int, exhaustive: int, samples: int, chance: random.Random) -
         yield tuple(i for i in everything if chance.random() < keep)
 
 
-def _build(ops: Sequence[Op]) -> Tree:
-    tree = Tree()
+def _build(base: Tree, ops: Sequence[Op]) -> Tree:
+    """A tree of its own: `base` with `ops` on top, sharing with it only files that no operation touches."""
+    tree = Tree({inode: dict(names) for inode, names in base.directories.items()}, dict(base.files))
+    for inode in {op.inode for op in ops if isinstance(op, DataOp)}:
+        tree.files[inode] = bytearray(tree.files.get(inode, b""))
     for op in ops:
         if isinstance(op, NameOp):
             _apply_name(tree, op)

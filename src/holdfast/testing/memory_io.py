@@ -7,6 +7,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 
+from holdfast.format.checksum import digest
 from holdfast.stores.io import Kind
 
 ROOT = 0
@@ -38,19 +39,19 @@ class Tree:
         del content[size:]
         content.extend(bytes(size - len(content)))
 
-    def fingerprint(self) -> tuple[tuple[str, bytes | None], ...]:
+    def fingerprint(self) -> tuple[tuple[str, str], ...]:
         """Equal for equal trees as seen from the root, whatever their inode numbers."""
-        seen: list[tuple[str, bytes | None]] = []
+        seen: list[tuple[str, str]] = []
         queue = [("", ROOT)]
         while queue:
             path, inode = queue.pop()
             for name, child in self.directories[inode].items():
                 if child in self.directories:
-                    seen.append((f"{path}/{name}", None))
+                    seen.append((f"{path}/{name}", "directory"))
                     queue.append((f"{path}/{name}", child))
                 else:
-                    seen.append((f"{path}/{name}", bytes(self.files[child])))
-        return tuple(sorted(seen, key=lambda entry: entry[0]))
+                    seen.append((f"{path}/{name}", digest(self.files[child])))
+        return tuple(sorted(seen))
 
 
 class MemoryIO:
