@@ -30,7 +30,7 @@ def _float8_table(exponent_bits: int, bias: int, *, infinities: bool) -> npt.NDA
 
 
 def _float8_scale_table() -> npt.NDArray[np.float64]:
-    values = np.exp2(np.arange(256) - 127.0)
+    values: npt.NDArray[np.float64] = np.exp2(np.arange(256) - 127.0)
     values[255] = np.nan
     return values
 

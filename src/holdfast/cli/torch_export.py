@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from holdfast.capture.torch_inflate import inflate_image
 
@@ -32,7 +32,7 @@ def write_dcp(images: Mapping[str, memoryview], values: Mapping[str, list[Any]],
     with warnings.catch_warnings():
         # It says that one process is enough, which is what we asked for.
         warnings.simplefilter("ignore")
-        dcp.save(whole, checkpoint_id=folder, no_dist=True)
+        dcp_save(whole, checkpoint_id=folder, no_dist=True)
 
 
 def _state_dict(state: Any) -> Any:
