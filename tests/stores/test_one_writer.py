@@ -122,6 +122,14 @@ def test_a_fenced_writer_prunes_nothing(tmp_path: Path) -> None:
     old.release()
 
 
+def test_a_writer_is_fenced_even_by_a_claim_it_cannot_read(tmp_path: Path) -> None:
+    with DirectoryStore(tmp_path / "run") as store:
+        epoch = store.claim()
+        (tmp_path / "run" / "writers" / "00000002.json").symlink_to("/nowhere")
+        with pytest.raises(Fenced, match="another process"):
+            save(store, 1, writer_epoch=epoch)
+
+
 def test_the_same_process_cannot_sit_twice(tmp_path: Path) -> None:
     first = DirectoryStore(tmp_path / "run")
     first.claim()
@@ -275,6 +283,16 @@ def test_a_zombie_is_dead() -> None:
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("raw", [None, [], {}, {"pid": 1}, {**this_process("").to_json(), "pid": "1"}])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        [],
+        {},
+        {"pid": 1},
+        {**this_process("").to_json(), "pid": "1"},
+        {**this_process("").to_json(), "host": "\x1b[2J"},
+    ],
+)
 def test_a_torn_owner_is_nobody(raw: object) -> None:
     assert Owner.from_json(raw) is None

@@ -1,11 +1,13 @@
 """The real system calls, one by one, and the memory double held to the same behaviour."""
 
+import ctypes
 import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from holdfast.stores import posix
 from holdfast.stores.io import StoreIO
 from holdfast.stores.posix import PosixIO
 from holdfast.testing.memory_io import MemoryIO
@@ -59,21 +61,66 @@ def test_rename_never_replaces(io: StoreIO, root: int) -> None:
         io.rename(root, "old", "fourth")
 
 
-def test_rename_falls_back_to_link_where_the_flag_is_unknown(
+class OldKernel:
+    """A C library whose calls all fail with one errno, as on a file system that lacks them."""
+
+    def __init__(self, code: int, *, times: int = 10**9) -> None:
+        self._code, self._times = code, times
+        self.calls = 0
+
+    def _fail(self, *args: object) -> int:
+        self.calls += 1
+        ctypes.set_errno(self._code)
+        return -1 if self.calls <= self._times else 0
+
+    renameat2 = fallocate = _fail
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["by link", "by looking first"])
+def test_rename_never_replaces_where_the_flag_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def no_links(*args: object, **more: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(posix, "_libc", OldKernel(errno.EINVAL))
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    io = PosixIO()
+    root = io.open_root(str(tmp_path), create=True)
+    test_rename_never_replaces(io, root)
+    io.close(root)
+
+
+def test_signals_during_preallocation_do_not_fail_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ctypes
+    for kernel, calls in ((OldKernel(errno.EINTR, times=3), 4), (OldKernel(errno.EINTR), 100)):
+        monkeypatch.setattr(posix, "_libc", kernel)
+        PosixIO().preallocate(0, 4096)
+        assert kernel.calls == calls
 
-    from holdfast.stores import posix
 
-    class NoRenameat2:
-        def renameat2(self, *args: object) -> int:
-            ctypes.set_errno(errno.EINVAL)
-            return -1
+def test_a_full_disk_shows_in_preallocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posix, "_libc", OldKernel(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space"):
+        PosixIO().preallocate(0, 4096)
 
-    monkeypatch.setattr(posix, "_libc", NoRenameat2())
-    io = PosixIO()
-    test_rename_never_replaces(io, io.open_root(str(tmp_path), create=True))
+
+def test_a_directory_that_needs_no_sync_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, is_fine in ((errno.EINVAL, True), (errno.EIO, False)):
+
+        def fail(handle: int, code: int = code) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "fsync", fail)
+        if is_fine:
+            PosixIO().fsync_directory(0)
+        else:
+            with pytest.raises(OSError, match="Input/output"):
+                PosixIO().fsync_directory(0)
+        with pytest.raises(OSError):  # noqa: PT011  for a file, every refusal counts
+            PosixIO().fsync(0)
 
 
 def test_truncate_preallocate_and_sparse_writes_give_zeros(io: StoreIO, root: int) -> None:

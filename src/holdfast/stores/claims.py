@@ -23,7 +23,7 @@ _CLAIM = re.compile(r"([0-9]{8})\.json", re.ASCII)
 
 @dataclass(frozen=True)
 class Claim:
-    """`owner` is None where the record is torn: its writer died while claiming."""
+    """`owner` is None where the record cannot be read: its writer may have died while claiming."""
 
     epoch: int
     owner: Owner | None
@@ -37,7 +37,8 @@ def claimed_epochs(io: StoreIO, writers: int) -> list[int]:
 def read_claim(io: StoreIO, writers: int, epoch: int) -> Claim:
     try:
         record = unseal(read_small(io, writers, _file_name(epoch), MAX_CLAIM_BYTES))
-    except (CorruptCheckpoint, FileNotFoundError):
+    except (CorruptCheckpoint, OSError):
+        # The number is what fences; who it was is only for messages and for sweeping early.
         return Claim(epoch, None)
     return Claim(epoch, Owner.from_json(record.get("owner")))
 

@@ -30,8 +30,11 @@ class Owner:
             return None
         if type(raw["pid"]) is not int or type(raw["start_ticks"]) is not int:
             return None
-        texts = ("host", "boot_id", "pid_namespace", "job", "started")
-        return Owner(**raw) if all(isinstance(raw[name], str) for name in texts) else None
+        texts = [raw[name] for name in ("host", "boot_id", "pid_namespace", "job", "started")]
+        # They end up in messages on a terminal, and anybody may have written them.
+        if not all(isinstance(text, str) and len(text) <= 256 and text.isprintable() for text in texts):
+            return None
+        return Owner(**raw)
 
     def __str__(self) -> str:
         job = f", job {self.job}" if self.job else ""

@@ -18,6 +18,7 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # Python before 3.12 knows O_DIRECT only on Linux; elsewhere writes simply go through the cache.
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _RENAME_NOREPLACE = 1
+_INTERRUPTIONS = 100
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -77,9 +78,14 @@ class PosixIO:
 
     def preallocate(self, file: int, size: int) -> None:
         # Not os.posix_fallocate: glibc emulates it by writing every block where it is not native.
-        if size and _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        for _ in range(_INTERRUPTIONS if size else 0):
+            if _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
+                return
             code = ctypes.get_errno()
-            if code not in _NOT_SUPPORTED:
+            if code in _NOT_SUPPORTED:
+                return
+            # A scheduler's warning signal must not cost the very save it asks for.
+            if code != errno.EINTR:
                 raise OSError(code, os.strerror(code))
 
     def write_at(self, file: int, data: memoryview, offset: int) -> int:
@@ -105,7 +111,12 @@ class PosixIO:
         os.fsync(file)
 
     def fsync_directory(self, directory: int) -> None:
-        os.fsync(directory)
+        try:
+            os.fsync(directory)
+        except OSError as error:
+            # How some network and FUSE file systems say that their names need no syncing.
+            if error.errno not in _NOT_SUPPORTED:
+                raise
 
     def size(self, file: int) -> int:
         return os.fstat(file).st_size
@@ -121,8 +132,20 @@ class PosixIO:
         if code not in _NOT_SUPPORTED:
             raise OSError(code, os.strerror(code), old, None, new)
         # File systems without the flag (NFS, some FUSE): link() refuses an existing name just as well.
-        os.link(old, new, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
-        os.unlink(old, dir_fd=parent)
+        try:
+            os.link(old, new, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED | {errno.EPERM, errno.EMLINK}:
+                raise
+            self._rename_without_links(parent, old, new)
+        else:
+            os.unlink(old, dir_fd=parent)
+
+    def _rename_without_links(self, parent: int, old: str, new: str) -> None:
+        # Look, then leap: safe here because the store never lets two processes use one name.
+        if self.kind(parent, new) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
 
     def unlink(self, parent: int, name: str) -> None:
         os.unlink(name, dir_fd=parent)
