@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
 from collections.abc import Callable
+
+log = logging.getLogger("holdfast")
 
 
 class Worker:
@@ -46,7 +49,12 @@ class Worker:
                 continue
             if job is None:
                 return
-            job()
+            try:
+                job()
+            except Exception:
+                # A job reports through its handle; what escapes is our bug, and must not end the worker:
+                # whoever waits for the next job would wait for ever.
+                log.exception("holdfast: a background job failed unexpectedly")
 
     def close(self, timeout: float) -> bool:
         """Finish what was submitted. False if it did not end within `timeout`."""

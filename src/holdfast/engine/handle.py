@@ -34,6 +34,10 @@ class SaveHandle:
             return "pending"
         return "failed" if self.error else "committed"
 
+    def ended_within(self, timeout: float) -> bool:
+        """Whether the save has ended, one way or the other."""
+        return self._done.wait(timeout)
+
     def wait(self, timeout: float | None = None) -> str:
         limit = self._wait_limit if timeout is None else timeout
         if not self._done.wait(limit):

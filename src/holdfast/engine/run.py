@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from holdfast.capture.torch_plan import take_parts
+from holdfast.capture.torch_plan import encode_values, plan_state, take_parts
 from holdfast.capture.torch_registry import TrackedRandomness, track
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock, SystemClock
@@ -94,7 +94,9 @@ class Run:
         self._state = RunState(seed)
         self._tracked = [*track(tracked, save_frozen=save_frozen), self._state, TrackedRandomness()]
         # A value that cannot be stored is an error here, not after the first hours of training.
-        take_parts(self._tracked)
+        parts = take_parts(self._tracked)
+        plan_state(parts, set())
+        encode_values(parts)
         self._session: Session | None = None
         self.resumed: Resumed | None = None
 

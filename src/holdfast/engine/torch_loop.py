@@ -18,6 +18,7 @@ class Loop:
         self._session = session
         self._settings = settings
         self._loaders: dict[str, Any] = {}
+        self._trained_on: set[str] = set()
         self._audit: AuditLog | None = None
         if settings.audit_data:
             state = session.state
@@ -34,6 +35,8 @@ class Loop:
 
     def epochs(self, count: int) -> Iterator[int]:
         session, state = self._session, self._session.state
+        if state.epoch < count:
+            state.is_complete = False  # it may have been, for fewer epochs
         while state.epoch < count and not self._stop_now():
             yield state.epoch
             # A signal may have come during the epoch: then it is not over, and goes on after the restart.
@@ -42,9 +45,15 @@ class Loop:
 
     def batches(self, loader: Any, name: str | None, **options: Any) -> Iterator[Any]:
         session = self._session
-        for batch in self.feed(loader, name, **options).batches(session.state.epoch):
+        feed = self.feed(loader, name, **options)
+        for batch in feed.batches(session.state.epoch):
             session.stepped = False
+            steps = session.optimizer_steps
+            # A loader that training steps on; one that is only looked at (validation) opens no step.
+            session.in_batch = session.in_batch or feed.name in self._trained_on
             yield batch
+            if session.optimizer_steps != steps:
+                self._trained_on.add(feed.name)
             if session.stepped:
                 session.end_step(None, {})
             if self._stop_now():
@@ -83,7 +92,7 @@ class Loop:
 
     def _stop_now(self) -> bool:
         # In the middle of a gradient accumulation there is no state to save; go on to the optimizer step.
-        return self._session.stop_reason is not None and self._session.is_clean
+        return self._session.stop_reason is not None and self._session.at_boundary
 
     def feed(self, loader: Any, name: str | None, **options: Any) -> Feed:
         """The position in this loader: one per loader, named by the order in which they are first used."""

@@ -7,7 +7,6 @@ error is kept for whoever asks, and the next boundary starts afresh from the liv
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +62,7 @@ class Saver:
         self._parent = parent
         self._after_commit = after_commit
         self._previous: Committed | None = None
-        self._pending: deque[SaveHandle] = deque()
+        self._pending: list[SaveHandle] = []
         self._said_stale = False
         self.last_mode: str = "overlapped"
 
@@ -81,8 +80,8 @@ class Saver:
             taken = self._snapshots.take(blocking=blocking, slot_timeout=slot_timeout)
         except HoldfastError as error:
             return self._failed_at_once(handle, error)
-        except (RuntimeError, MemoryError, OSError) as error:
-            return self._failed_at_once(handle, SaveError(f"cannot snapshot step {request.step}: {error}"))
+        except Exception as error:  # noqa: BLE001  state_dict() is the user's code; carried by the handle
+            return self._failed_at_once(handle, SaveError(f"cannot snapshot step {request.step}: {error!r}"))
         if taken is None:
             return None
         self.last_mode = taken.mode
@@ -104,10 +103,14 @@ class Saver:
 
     def finished(self) -> list[SaveHandle]:
         """Saves that ended since the last call, oldest first. For the training thread."""
-        ended = []
-        while self._pending and self._pending[0].done:
-            ended.append(self._pending.popleft())
+        ended = [handle for handle in self._pending if handle.done]
+        self._pending = [handle for handle in self._pending if handle not in ended]
         return ended
+
+    def wait_for_all(self) -> None:
+        """Until no save is in flight, or the limit has passed."""
+        for handle in self._pending:
+            handle.ended_within(self._wait_limit)
 
     def _persist(self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float) -> None:
         """On the background worker. Must always settle the handle and give the memory back."""

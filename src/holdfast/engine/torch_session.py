@@ -90,6 +90,8 @@ class Session:
         self._metrics: dict[str, float] = {}
         self._loss: Any = None
         self.stepped = False
+        self.optimizer_steps = 0
+        self.in_batch = False
         self.is_clean = True
         self._retry_blocking = False
         self._setting_of: tuple[int, str] | None = None
@@ -153,7 +155,7 @@ class Session:
         self.meter.boundary(now)
         self.settle_saves(may_raise=True)
         self.is_clean = self.stepped or not self._gradients_pending()
-        self.stepped = False
+        self.stepped = self.in_batch = False
         if loss is not None:
             self._loss = loss.detach() if hasattr(loss, "detach") else loss
         if metrics:
@@ -177,7 +179,7 @@ class Session:
         self.meter.pause()
         now = self._clock.monotonic()
         decision = self.policy.decide(self._observe(now, epoch_ended=True))
-        if decision.save and self.is_clean:
+        if decision.save and self.at_boundary:
             self.start_save(decision.reason, now, tags=("epoch-end",))
 
     def would_save(self) -> bool:
@@ -201,6 +203,13 @@ class Session:
 
     def _optimizer_stepped(self) -> None:
         self.stepped = True
+        self.optimizer_steps += 1
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether model, optimizer and data position belong together: no gradients are being accumulated,
+        also where the loop never calls `end_step`."""
+        return self.stepped or (self.is_clean and not (self.in_batch and self._gradients_pending()))
 
     def _gradients_pending(self) -> bool:
         """Whether gradients are being accumulated: a checkpoint would lose them."""
@@ -258,6 +267,7 @@ class Session:
 
     def settle_saves(self, *, may_raise: bool) -> None:
         """Hear how background saves ended. A failure is said here, at the first boundary after it."""
+        failures: list[HoldfastError] = []
         for handle in self._saver.finished():
             now = self._clock.monotonic()
             if handle.error is None:
@@ -269,8 +279,9 @@ class Session:
             self._last_saved = None
             self._retry_blocking = isinstance(handle.error, TornSnapshot)
             log.warning("holdfast: the save of step %d failed: %s", handle.step, handle.error)
-            if may_raise and self._settings.on_save_error == "raise":
-                raise handle.error
+            failures.append(handle.error)
+        if failures and may_raise and self._settings.on_save_error == "raise":
+            raise failures[0]
 
     def _after_commit(self, committed: Committed) -> None:
         """On the background worker: the successor is durable, so something older may go."""
@@ -291,8 +302,12 @@ class Session:
     def finish(self, *, failed: bool) -> None:
         how = "error" if failed else ("stopped" if self.signals.reason else "finished")
         try:
-            if not failed:
-                self._last_save(how)
+            try:
+                if not failed:
+                    self._last_save(how)
+            except HoldfastError:
+                self._drain(may_raise=False)
+                raise
             self._drain(may_raise=not failed)
         finally:
             self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=how))
@@ -302,9 +317,21 @@ class Session:
             self._store.release()
 
     def _last_save(self, how: str) -> None:
+        # One that is still in flight may fail: then this is where the state of this step is saved again.
+        self._saver.wait_for_all()
         self.settle_saves(may_raise=False)
-        if self._last_saved == (self.state.step, self.state.epoch) or not self.is_clean:
+        at_boundary = self.at_boundary
+        if self.stepped:
+            # The loop was left between an optimizer step and its boundary. The step was taken: it counts.
+            self.state.step += 1
+            self.stepped = False
+        if self._last_saved == (self.state.step, self.state.epoch):
             return
+        if not at_boundary:
+            # Better than to lose every step since the last save.
+            log.warning(
+                "holdfast: the loop ended with gradients that no optimizer step has used; they are not saved"
+            )
         reason = f"stopping: {self.signals.reason}" if how == "stopped" else "the training loop ended"
         try:
             self.save_now(reason).wait()
