@@ -19,7 +19,7 @@ MTBF, STALL, PERSIST, STEP = 1800.0, 1.0, 8.0, 2.0
 
 
 def lives(seed: int, **settings: object) -> tuple[float, float, float]:
-    """Kill at random, restart from the last commit. Stall and rework as shares of up-time, and the up-time."""
+    """Kill at random, restart from the last commit. Stall and rework per up-time, and the up-time itself."""
     rng = random.Random(seed)
     kept: dict[str, object] | None = None
     durable, up_time, stalled, redone = 0, 0.0, 0.0, 0.0
