@@ -22,6 +22,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import SetupError
 from holdfast.jobs.deadline import find_deadline, parse_time_limit
 from holdfast.jobs.environment import detect
+from holdfast.jobs.plain import ATTEMPT
 from holdfast.policy.build import build_policy
 from holdfast.policy.failures import FailureHistory
 from holdfast.programs.attempt import Attempt, Driver
@@ -33,15 +34,24 @@ from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal, read_events
 
 DMTCP = "dmtcp"
+_USAGE = "holdfast app RECIPE [options] -- program arguments..."
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "app", help="run a program that writes its own checkpoint files, or one under DMTCP",
-        usage="holdfast app RECIPE [options] -- program arguments...",
+        "app", help="run a program that writes its own checkpoint files, or one under DMTCP", usage=_USAGE
+    )
+    _add_options(parser)
+    # The recipe and everything behind it: our options in a second round, the program's behind "--".
+    parser.add_argument(
+        "rest", nargs=argparse.REMAINDER, metavar="RECIPE",
+        help=f"{', '.join(shipped_recipes())}, {DMTCP}, the path of a TOML file, or list",
     )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help=f"{', '.join(shipped_recipes())}, {DMTCP}, a TOML file, or list")
     add("--run", dest="folder", metavar="DIR", help="where the generations are kept [runs/PROGRAM]")
     add("--keep", default="2", help='which generations stay, such as "latest 3" [2]')
     add("--file", action="append", default=[], metavar="PATTERN", help="checkpoint file of the program")
@@ -53,18 +63,24 @@ def add_parser(subparsers: Any) -> None:
     add("--once", action="store_true", help="one attempt, without a supervisor that starts it again")
     add("--time-limit", help='end in time for this limit, such as "12 h"')
     add_json_option(parser)
-    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    cut = options.rest.index("--") if "--" in options.rest else len(options.rest)
+    if cut == 0:
+        raise SetupError("there is no recipe", hint=_USAGE)
+    parser = argparse.ArgumentParser(prog=f"holdfast app {options.rest[0]}", usage=_USAGE)
+    _add_options(parser)
+    known = argparse.Namespace(**vars(options), recipe=options.rest[0])
+    options = parser.parse_args(options.rest[1:cut], known)
     if options.recipe == "list":
         return _list(options)
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    command = options.rest[cut + 1 :]
     if not command:
         raise SetupError("there is no command to run", hint="holdfast app RECIPE -- program arguments...")
     folder = options.folder or f"runs/{Path(command[0]).name}"
-    if options.once:
+    # Under a supervisor already: a second one inside the first would only hide what happens from it.
+    if options.once or ATTEMPT in os.environ:
         return _attempt(options, command, folder)
     return _supervised(options, command, folder)
 
@@ -89,7 +105,7 @@ def _supervised(options: argparse.Namespace, command: list[str], folder: str) ->
         require_dmtcp()
     else:
         prepare(_recipe(options), command)
-    own = [sys.executable, "-m", "holdfast.cli.main", "app", options.recipe, "--once", "--run", folder]
+    own = [sys.executable, "-m", "holdfast.cli.main", "app", "--once", "--run", folder]
     for flag in ("keep", "interval", "restart", "stop_signal"):
         value = getattr(options, flag)
         own += [f"--{flag.replace('_', '-')}={value}"] if value is not None else []
@@ -98,7 +114,7 @@ def _supervised(options: argparse.Namespace, command: list[str], folder: str) ->
     own += ["--replaces-files"] if options.replaces_files else []
     ours = [*(["--json"] if options.json else [])]
     ours += ["--time-limit", options.time_limit] if options.time_limit else []
-    return main(["run", "--run", folder, *ours, "--", *own, "--", *command])
+    return main(["run", "--run", folder, *ours, "--", *own, options.recipe, "--", *command])
 
 
 def _attempt(options: argparse.Namespace, command: list[str], folder: str) -> int:

@@ -44,9 +44,8 @@ def add_parser(subparsers: Any) -> None:
         usage=_ABOUT,
     )
     _add_options(parser)
-    parser.add_argument("target", metavar="SCRIPT|status|finished|hand-over")
-    # Everything behind the script, options included; they are parsed in a second round, up to "--".
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    # The script and everything behind it, options included; they are parsed in a second round, up to "--".
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="SCRIPT|status|finished")
     parser.set_defaults(run=run)
 
 
@@ -78,19 +77,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     own, script_arguments = _split(options.rest)
-    parser = argparse.ArgumentParser(prog=f"holdfast slurm {options.target}", usage=_ABOUT)
+    if not own:
+        raise SetupError("there is no script", hint="holdfast slurm train.py --time 12:00:00 --array 10")
+    target = own[0]
+    verb = {"status": _status, "finished": _finished, "hand-over": _hand_over}.get(target)
+    parser = argparse.ArgumentParser(prog=f"holdfast slurm {target}", usage=_ABOUT)
     _add_options(parser)
-    if options.target in ("status", "finished", "hand-over"):
+    if verb is not None:
         parser.add_argument("folder", metavar="RUN")
     # Options in front of the script were read in the first round; these are added to them.
-    parsed = parser.parse_args(own, argparse.Namespace(**vars(options)))
-    if options.target == "status":
-        return _status(parsed)
-    if options.target == "finished":
-        return _finished(parsed)
-    if options.target == "hand-over":
-        return _hand_over(parsed)
-    return _write(parsed, script_arguments)
+    parsed = parser.parse_args(own[1:], argparse.Namespace(**vars(options), target=target))
+    return verb(parsed) if verb is not None else _write(parsed, script_arguments)
 
 
 def _split(rest: list[str]) -> tuple[list[str], list[str]]:

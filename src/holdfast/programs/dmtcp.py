@@ -45,8 +45,8 @@ def require_dmtcp() -> None:
 def dmtcp_command(command: Sequence[str], *, run: str, interval: str = "auto", keep: str = "2") -> list[str]:
     """The command line of one attempt of `command` under DMTCP, for a supervisor to start and start again."""
     require_dmtcp()
-    own = [sys.executable, "-m", "holdfast.cli.main", "app", "dmtcp"]
-    return [*own, "--once", "--run", run, "--interval", interval, "--keep", keep, "--", *command]
+    own = [sys.executable, "-m", "holdfast.cli.main", "app", "--once"]
+    return [*own, "--run", run, "--interval", interval, "--keep", keep, "dmtcp", "--", *command]
 
 
 class DmtcpDriver:
