@@ -1,4 +1,4 @@
-"""Two hundred random kills of a pretended training, with the real engine: the model's promise holds.
+"""A hundred and fifty random kills of a pretended training, with the real engine: the model's promise holds.
 
 The slice of `benchmarks/failure_injection.py` that needs no processes, and so can be exact.
 """
@@ -14,8 +14,8 @@ from holdfast.policy.build import build_policy
 from holdfast.policy.failures import FailureHistory, Spell
 from holdfast.policy.intervals import exact
 
-KILLS = 200
-MTBF, STALL, PERSIST, STEP = 1800.0, 1.0, 8.0, 2.0
+KILLS = 150
+MTBF, STALL, PERSIST, STEP = 1800.0, 1.0, 8.0, 3.0
 
 
 def lives(seed: int, **settings: object) -> tuple[float, float, float]:

@@ -83,6 +83,13 @@ class Ending:
             gap = gap_towards(self.last_save_at, last_save, cost, rate, max(shortest, step or 0.0))
             self.gap = min(gap, longest)
 
+    def moved(self, deadline: float | None) -> bool:
+        """Whether the deadline is another one; schedulers report it with some jitter."""
+        known = self.deadline
+        if deadline is None or known is None:
+            return deadline is not known
+        return abs(deadline - known) > 0.5
+
     def asks(self, seen: Observation) -> Demand | None:
         """The save that cannot wait, or None."""
         self._final_asked = False

@@ -103,7 +103,7 @@ class DebtPolicy:
             self._count_step(now, seen.step)
         if seen.epoch_ended:  # what comes between epochs, such as validation, is no step
             self._boundary = None
-        if now >= self._refresh_at or seen.deadline != self._ending.deadline:
+        if now >= self._refresh_at or self._ending.moved(seen.deadline):
             self._refresh(now, seen.deadline)
         if self._watch is not None:
             self._read_loss(self._watch, seen)

@@ -1,0 +1,74 @@
+"""What thinking costs: one decision at a step boundary, and the planner for 100,000 GPUs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from holdfast.policy.build import build_policy
+from holdfast.policy.debt import DebtPolicy
+from holdfast.policy.observation import Observation, SaveCost
+from holdfast.simulate.compare import compare
+from holdfast.simulate.failure_models import Poisson
+from holdfast.simulate.job import Job, parse_tiers
+from options import parse_options
+from scoreboard import Scoreboard
+
+NODES = 12_500
+NODE_MTBF = 250 * 86400.0
+
+
+def settled(build: Callable[[], DebtPolicy]) -> tuple[DebtPolicy, int]:
+    """A policy that has seen a few hundred steps and two saves."""
+    policy = build()
+    for step in range(1, 401):
+        now = 0.05 * step
+        policy.decide(Observation(now=now, step=step, epoch=0, loss=lambda: 1.0))
+        if step % 150 == 0:
+            policy.save_started(now, step)
+            policy.save_committed(now, SaveCost(step, 0.05, 0.5, 10**9))
+    return policy, 401
+
+
+def seconds_per_decision(build: Callable[[], DebtPolicy], count: int) -> float:
+    policy, first = settled(build)
+    seen = [
+        Observation(now=0.05 * (first + i), step=first + i, epoch=0, loss=lambda: 1.0) for i in range(count)
+    ]
+    begin = time.perf_counter()
+    for one in seen:
+        policy.decide(one)
+    return (time.perf_counter() - begin) / count
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    board = Scoreboard("policy_speed", "What thinking costs", options)
+    builds: dict[str, Callable[[], DebtPolicy]] = {
+        "auto": lambda: build_policy("auto"),
+        "checkfreq": lambda: build_policy("checkfreq", budget=0.001),
+        "convergence": lambda: build_policy("convergence"),
+        "every": lambda: build_policy(every="1000000 steps"),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in builds}
+    for _ in range(options.repeats):
+        for name, build in builds.items():
+            samples[name].append(seconds_per_decision(build, 5_000))
+    for name, values in samples.items():
+        board.add(f"policy {name}", "one decision", "s", values)
+    tiers = parse_tiers(["partner:2GB/s/node", "file-system:2TB/s"], NODES)
+    job = Job(NODES, 8, 10e12, NODE_MTBF / NODES, tiers)
+    seeds = 50 if options.quick else 1000
+    begin = time.perf_counter()
+    outcomes = compare(job, Poisson(job.mtbf), horizon=90 * 86400.0, seeds=seeds)
+    spent = time.perf_counter() - begin
+    board.add("planner", f"100,000 GPUs, 90 days, {seeds} seeds, {len(outcomes)} policies", "s", [spent])
+    slowest = max(statistics.median(values) for values in samples.values())
+    board.at_most("slowest policy, one decision", slowest, 10e-6, "s")
+    board.at_most("planner for 100,000 GPUs", spent, 60.0, "s")
+    board.finish()
+
+
+if __name__ == "__main__":
+    main()
