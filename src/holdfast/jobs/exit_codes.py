@@ -3,6 +3,7 @@
 | code | who | meaning | what should happen |
 |---|---|---|---|
 | 0 | both | the work is complete | nothing; leftover array tasks may end at once |
+| 1 | training | stopped early, and the last save failed; an older checkpoint is whole | restart, look why |
 | 75 | both | stopped early, its checkpoint committed (signal, deadline, spot notice) | run it again |
 | 78 | training | running again cannot help; the supervisor passes it on | a person must look |
 | 92 | supervisor | the budget of restarts is used up | a person must look |
@@ -16,6 +17,7 @@ Anything else is a crash, and is restarted. A script that knows better ends with
 from __future__ import annotations
 
 FINISHED = 0
+STOPPED_UNSAVED = 1
 # EX_TEMPFAIL of sysexits.h: "try again later", which is what it says.
 PLEASE_RUN_AGAIN = 75
 # EX_CONFIG of sysexits.h.

@@ -7,6 +7,7 @@ may fail or slow training: at most one write a second, and a file that cannot be
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from typing import Literal, get_args
 VARIABLE = "HOLDFAST_HEARTBEAT"
 SECONDS_BETWEEN = 1.0
 # One fixed size: a reader then never sees the tail of an older, longer record.
-RECORD_BYTES = 4096
+RECORD_BYTES = 8192
+# Every character of it and of the folder's name may take twelve bytes as JSON.
+MAX_REASON = 200
 
 Phase = Literal["training", "finishing", "finished", "stopped", "failed"]
 
@@ -63,7 +66,7 @@ class HeartbeatWriter:
     def say(self, step: int, phase: Phase, why: str = "") -> None:
         """A change of phase: written at once."""
         if self._file is not None:
-            self._write(step, phase, why[:500])
+            self._write(step, phase, why[:MAX_REASON])
 
     def close(self) -> None:
         file, self._file = self._file, None
@@ -76,9 +79,11 @@ class HeartbeatWriter:
             return
         self._count += 1
         beat = Beat(self._count, self._pid, self._run, step, phase, why, self.resumed_from)
-        text = json.dumps(asdict(beat))
+        record = json.dumps(asdict(beat)).encode("ascii").ljust(RECORD_BYTES)
         try:
-            os.pwrite(self._file, text.encode("ascii")[:RECORD_BYTES].ljust(RECORD_BYTES), 0)
+            if len(record) > RECORD_BYTES:
+                raise OSError(errno.ENAMETOOLONG, "the folder's name is too long for a heartbeat")
+            os.pwrite(self._file, record, 0)
         except OSError:
             self.close()
 
