@@ -56,10 +56,10 @@ def bars(title: str, axis: str, data: Sequence[Bar], logarithmic: bool = False) 
         out.append(
             f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{height - BOTTOM}" stroke="#e9ecef"/>'
         )
-        label = f"{tick:.3g}"
+        label = f"{tick:,.4g}"
         out.append(f'<text x="{x:.1f}" y="{height - 16}" text-anchor="middle" fill="#868e96">{label}</text>')
     out.append(
-        f'<text x="{LEFT - 10}" y="{height - 16}" text-anchor="end" fill="#868e96">{escape(axis)}</text>'
+        f'<text x="{LEFT - 40}" y="{height - 16}" text-anchor="end" fill="#868e96">{escape(axis)}</text>'
     )
     for row, bar in enumerate(data):
         y = TOP + row * (BAR + GAP)

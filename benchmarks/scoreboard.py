@@ -10,14 +10,13 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from options import REPOSITORY, Options
+from options import Options
 
 PACKAGES = ("torch", "numpy", "xxhash", "safetensors", "torch_checkpointing")
 
@@ -102,7 +101,7 @@ class Scoreboard:
         return {
             "name": self.name,
             "title": self.title,
-            "command": " ".join(["python", os.path.relpath(sys.argv[0], REPOSITORY), *sys.argv[1:]]),
+            "command": f"python benchmarks/{self.name}.py" + (" --quick" if self.options.quick else ""),
             "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
             "quick": self.options.quick,
             "machine": machine(self.options.scratch_parent),
@@ -142,7 +141,7 @@ def machine(where: Path) -> dict[str, Any]:
         "cpu": cpu,
         "cores": os.cpu_count(),
         "memory_bytes": memory,
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "file_system": filesystem,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},

@@ -55,15 +55,22 @@ def write_summary(folder: Path) -> Path:
         picture = _picture(record, folder)
         if picture is not None:
             lines += [f"![{record['title']}]({picture})", ""]
-        lines += ["| | | median | least | most |", "|---|---|---|---|---|"]
-        for row in record["rows"]:
-            values = (row["median"], min(row["samples"]), max(row["samples"]))
-            cells = " | ".join(show(value, row["unit"]) for value in values)
-            lines.append(f"| {row['contender']} | {row['metric']} | {cells} |")
+        lines += _table(record["rows"])
         lines += [f"\nNote: {note}." for note in record["notes"]]
     page = folder / "README.md"
     page.write_text("\n".join(lines) + "\n")
     return page
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """One line per contender, one column per metric; the samples behind each median are in the JSON."""
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    cells = {(row["contender"], row["metric"]): show(row["median"], row["unit"]) for row in rows}
+    lines = ["| | " + " | ".join(metrics) + " |", "|---|" + "---|" * len(metrics)]
+    for contender in dict.fromkeys(row["contender"] for row in rows):
+        values = (cells.get((contender, metric), "") for metric in metrics)
+        lines.append(f"| {contender} | " + " | ".join(values) + " |")
+    return lines
 
 
 def _picture(record: dict[str, Any], folder: Path) -> str | None:
