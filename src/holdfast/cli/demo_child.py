@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import SetupError
 
 # Importing torch on a busy machine takes a while; a step never does.
-_SILENCE_SECONDS = 60.0
+_SILENCE_SECONDS = 120.0
 
 
 class TrainingProcess:

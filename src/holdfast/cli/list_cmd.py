@@ -69,7 +69,7 @@ def _row(found: Found) -> list[str]:
         return [str(found.step), NEVER, NEVER, NEVER, NEVER, f"UNREADABLE: {clean(found.problem)}"]
     why = clean(manifest.reason)
     if manifest.keep is not None:
-        why = f"{why} (kept: {clean(manifest.keep) or 'for ever'})"
+        why = f"kept: {clean(manifest.keep) or 'for ever'}; {why}"
     loss = manifest.metrics.get("loss")
     return [
         str(found.step),

@@ -41,10 +41,6 @@ VERBS: dict[str, tuple[str, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # What stands behind "--" belongs to somebody else's program.
-    cut = given.index("--") if "--" in given else len(given)
-    debug = "--debug" in given[:cut]
-    given = [argument for argument in given[:cut] if argument != "--debug"] + given[cut:]
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show "µ" is no reason to fail.
         if hasattr(stream, "reconfigure"):
@@ -53,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.verb is None:
         _parser([]).print_help(sys.stderr)
         return USAGE
-    return _run(options, debug=debug)
+    return _run(options)
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
@@ -64,13 +60,13 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         "5 different (diff --exit-code). Every verb takes --json.",
     )
     parser.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
-    parser.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error; works everywhere"
-    )
+    _add_debug_option(parser, default=False)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     wanted = next((argument for argument in given if not argument.startswith("-")), None)
     if wanted in VERBS and _exists(wanted):
         import_module(f"holdfast.cli.{VERBS[wanted][0]}").add_parser(verbs)
+        # Parsed like any option, not searched for: behind `run` and `app` stand other people's options.
+        _add_debug_option(verbs.choices[wanted], default=argparse.SUPPRESS)
     else:
         for verb, (_, help_line) in VERBS.items():
             if _exists(verb):
@@ -78,17 +74,23 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_debug_option(parser: argparse.ArgumentParser, *, default: Any) -> None:
+    parser.add_argument(
+        "--debug", action="store_true", default=default, help="show the traceback of an error"
+    )
+
+
 def _exists(verb: str) -> bool:
     return find_spec(f"holdfast.cli.{VERBS[verb][0]}") is not None
 
 
-def _run(options: argparse.Namespace, *, debug: bool) -> int:
+def _run(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
         sys.stdout.flush()
         return code
     except HoldfastError as error:
-        if debug:
+        if options.debug:
             raise
         return _explain(error, as_json=getattr(options, "json", False))
     except BrokenPipeError:

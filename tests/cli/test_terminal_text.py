@@ -1,0 +1,95 @@
+"""Text for people is harmless, and fits."""
+
+import io
+import math
+
+import pytest
+
+from holdfast.cli.exit_codes import of_checked
+from holdfast.cli.json_output import plain
+from holdfast.cli.progress_bar import ProgressBar
+from holdfast.cli.terminal import age, clean, columns, plural, shorten, when
+from holdfast.testing.fake_clock import FakeClock
+
+
+@pytest.mark.parametrize(
+    ("hostile", "harmless"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;window title\x07text", "text"),
+        ("\x1b]8;;http://evil\x1b\\link", "link"),
+        ("\x9b2Jcleared", "cleared"),
+        ("\x1bPdevice control\x1b\\after", "after"),
+        ("a\x00b\x7fc", "a?b?c"),
+        ("\u202egnp.exe", "?gnp.exe"),
+        ("zero\u200bwidth", "zero?width"),
+        ("two\nlines", "two lines"),
+        ("back\rover", "back?over"),
+        ("half \ud800 pair", "half ? pair"),
+        ("naïve × 3 µs", "naïve × 3 µs"),
+        ("unfinished \x1b[", "unfinished "),
+    ],
+)
+def test_clean_leaves_nothing_that_steers(hostile, harmless):
+    assert clean(hostile) == harmless
+
+
+def test_long_text_is_cut_with_a_mark():
+    assert shorten("abcdef", 4) == "abc…"
+    assert clean("abcdef", 6) == "abcdef"
+
+
+def test_columns_never_exceed_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = columns(["n", "text"], [["1", "x" * 100], ["20", "y"]], left=(1,))
+    assert max(map(len, lines)) == 50
+    assert lines[2] == "20  y"
+
+
+def test_times_that_are_no_times_are_shown_as_they_stand():
+    assert when("yesterday\x1b[31m") == "yesterday"
+    assert age("yesterday", 0.0) is None
+
+
+def test_a_time_ahead_of_our_clock_has_no_age():
+    assert age("2026-01-01T00:00:00+00:00", 0.0) is None
+    assert age("1970-01-01T00:00:00+00:00", 90.0) == "1 min 30 s ago"
+
+
+def test_plurals():
+    assert [plural(1, "pass"), plural(2, "pass"), plural(3, "batch"), plural(0, "step")] == [
+        "1 pass", "2 passes", "3 batches", "0 steps",
+    ]  # fmt: skip
+
+
+def test_json_holds_no_nan():
+    assert plain({"a": math.nan, "b": [math.inf, -math.inf, 1.5]}) == {"a": "nan", "b": ["inf", "-inf", 1.5]}
+
+
+@pytest.mark.parametrize(("verdicts", "code"), [([True, True], 0), ([True, False], 3), ([False], 4), ([], 4)])
+def test_exit_codes_follow_from_what_is_whole(verdicts, code):
+    assert of_checked(verdicts) == code
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_is_silent_where_nobody_watches():
+    stream = io.StringIO()
+    with ProgressBar("copying", 100, stream=stream, clock=FakeClock()) as bar:
+        bar.add(100)
+    assert stream.getvalue() == ""
+
+
+def test_the_bar_shows_share_speed_and_rest_and_removes_itself():
+    stream, clock = Terminal(), FakeClock()
+    with ProgressBar("copying", 100_000_000, stream=stream, clock=clock) as bar:
+        clock.advance(1.0)
+        bar.add(25_000_000)
+        shown = stream.getvalue()
+    assert " 25%" in shown
+    assert "25 MB/s" in shown
+    assert "3 s left" in shown
+    assert stream.getvalue().endswith("\r\x1b[2K")
