@@ -14,10 +14,13 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
+from holdfast.engine.stopping import OnStop, Stopped, Stopping
 from holdfast.engine.torch_loop import Loop
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
 from holdfast.errors import SetupError
+from holdfast.jobs.deadline import GivenDeadline
+from holdfast.jobs.spot_machine import Spot
 from holdfast.policy.build import build_policy
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.failures import FailureHistory
@@ -49,6 +52,12 @@ class Run:
     - `seed_samples=False` leaves the randomness inside datasets alone; see docs/data.md.
     - `audit_data=True` records which samples every step saw; `holdfast verify --data` proves exactly-once.
     - `wait_limit`: seconds after which a wait for the disk is given up.
+    - `deadline`: when this process will be ended: a datetime, seconds from now, "18:30". The scheduler's own
+      time limit is found without it. The last save starts in time, and training stops behind it.
+    - `spot`: "auto", "off", "aws", "gcp" or "azure": whose notices to heed; see docs/spot.md.
+    - `on_stop`: after SIGTERM, SIGUSR1, SIGUSR2, a deadline or a notice the state is saved at the next step
+      boundary. "exit" then ends the process with code 75, "run me again" (Ctrl-C: 130); "return" ends the
+      loops early and lets the script go on, which should look at `run.stopping`.
     """
 
     def __init__(
@@ -70,6 +79,9 @@ class Run:
         seed_samples: bool = True,
         audit_data: bool = False,
         wait_limit: float = 600.0,
+        deadline: GivenDeadline | None = None,
+        spot: Spot = None,
+        on_stop: OnStop = "exit",
         clock: Clock | None = None,
         **tracked: Any,
     ) -> None:
@@ -90,6 +102,8 @@ class Run:
         self._when: dict[str, Any] = {
             "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
         }  # fmt: skip
+        self._stop: dict[str, Any] = {"deadline": deadline, "spot": spot, "on_stop": on_stop}
+        Stopping.from_environment(self._clock, **self._stop)  # what cannot be understood is said here
         self.policy: DebtPolicy = build_policy(**self._when)
         self._state = RunState(seed)
         self._tracked = [*track(tracked, save_frozen=save_frozen), self._state, TrackedRandomness()]
@@ -119,6 +133,7 @@ class Run:
                 self._settings,
                 self._clock,
                 events,
+                Stopping.from_environment(self._clock, **self._stop),
             )
         except BaseException:
             store.release()
@@ -135,11 +150,14 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session = self._require_open()
+        stopped = isinstance(error, Stopped)
         try:
-            session.finish(failed=error is not None)
+            code = session.finish(failed=error is not None and not stopped)
         finally:
             self._loop.close()
             self._session = None
+        if code is not None and session.stopping.on_stop == "exit":
+            raise SystemExit(code)
 
     # ---- what the user reads
 
@@ -160,7 +178,7 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether SIGTERM or Ctrl-C asked the loop to end."""
+        """Whether a signal, the deadline or a notice asked the loop to end."""
         return self._session is not None and self._session.stop_reason is not None
 
     @property

@@ -1,14 +1,23 @@
-"""SIGTERM and Ctrl-C end the loop at the next step boundary. The handler sets a flag and nothing else."""
+"""Signals end the loop at the next step boundary. The handler sets a flag and nothing else."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from holdfast.clock import SystemClock
+
+CTRL_C = "Ctrl-C"
+# Schedulers warn with SIGTERM, or with what the user chose in --signal, mostly SIGUSR1 or SIGUSR2.
+_ALWAYS = (signal.SIGTERM, signal.SIGINT)
+_IF_UNUSED = (signal.SIGUSR1, signal.SIGUSR2)
+# A terminal and a supervisor may both pass on one Ctrl-C; a second one is meant only after a moment.
+ANOTHER_CTRL_C_SECONDS = 1.0
 
 
 class StopSignals:
@@ -16,13 +25,16 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._interrupted_at: float | None = None
         self._previous: dict[int, Any] = {}
         self._owner = os.getpid()
 
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in _SIGNALS:
+        # A script that handles SIGUSR1 or SIGUSR2 itself keeps them.
+        unused = [s for s in _IF_UNUSED if signal.getsignal(s) == signal.SIG_DFL]
+        for number in (*_ALWAYS, *unused):
             self._previous[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:
@@ -35,11 +47,32 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            # A forked data loader worker inherits handlers; the run is not its to stop.
+            self._in_a_forked_child(number)
+            return
+        if number == signal.SIGINT and self._insists():
+            signal.default_int_handler(number, frame)
+        if self.reason is None:
+            self.reason = CTRL_C if number == signal.SIGINT else signal.Signals(number).name
+
+    def _insists(self) -> bool:
+        """Whether Ctrl-C was asked for before, and not just now: the user does not want to wait."""
+        now = SystemClock().monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        return now - self._interrupted_at >= ANOTHER_CTRL_C_SECONDS
+
+    def _in_a_forked_child(self, number: int) -> None:
+        """A data loader's worker inherits the handlers; the run is not its to stop.
+
+        What is sent to a whole group (Ctrl-C, a scheduler's warning) must not kill a worker whose batch the
+        last step still needs; its parent ends it. SIGTERM is also how a parent does that.
+        """
+        if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            return
-        if self.reason is not None and number == signal.SIGINT:
-            # Asked twice: the user does not want to wait.
-            signal.default_int_handler(number, frame)
-        self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def show_stacks_on_request() -> None:
+    """SIGQUIT prints the stacks of all threads, even of a main thread that hangs inside C. For a watchdog."""
+    with contextlib.suppress(ValueError, OSError, RuntimeError, AttributeError):
+        faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)

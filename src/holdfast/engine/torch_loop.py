@@ -19,6 +19,7 @@ class Loop:
         self._settings = settings
         self._loaders: dict[str, Any] = {}
         self._trained_on: set[str] = set()
+        self._cut_short = False
         self._audit: AuditLog | None = None
         if settings.audit_data:
             state = session.state
@@ -37,32 +38,40 @@ class Loop:
         session, state = self._session, self._session.state
         if state.epoch < count:
             state.is_complete = False  # it may have been, for fewer epochs
-        while state.epoch < count and not self._stop_now():
+        while state.epoch < count and not session.must_stop():
+            self._cut_short = False
             yield state.epoch
-            # A signal may have come during the epoch: then it is not over, and goes on after the restart.
-            if not self._stop_now():
-                session.end_epoch(is_last=state.epoch + 1 >= count)
+            # An epoch whose batches ended early is not over, and goes on after the restart. One that was only
+            # asked to stop meanwhile, in its validation perhaps, is: doing that part again would change it.
+            if self._cut_short:
+                return
+            session.end_epoch(is_last=state.epoch + 1 >= count)
 
     def batches(self, loader: Any, name: str | None, **options: Any) -> Iterator[Any]:
         session = self._session
         feed = self.feed(loader, name, **options)
         for batch in feed.batches(session.state.epoch):
             session.stepped = False
-            steps = session.optimizer_steps
+            steps, boundary = session.optimizer_steps, session.state.step
             # A loader that training steps on; one that is only looked at (validation) opens no step.
             session.in_batch = session.in_batch or feed.name in self._trained_on
             yield batch
-            if session.optimizer_steps != steps:
+            if session.optimizer_steps != steps or session.state.step != boundary:
                 self._trained_on.add(feed.name)
             if session.stepped:
                 session.end_step(None, {})
-            if self._stop_now():
+            if feed.name not in self._trained_on:
+                # Validation is no place to save (averaged weights may stand in for the model) and is not cut
+                # short (the rest of the epoch would take its numbers for whole); but it is a sign of life.
+                session.sign_of_life()
+            elif session.must_stop():
+                self._cut_short = True
                 return
         session.meter.pause()
 
     def numbers(self, count: int) -> Iterator[int]:
         session, state = self._session, self._session.state
-        while state.step < count and not self._stop_now():
+        while state.step < count and not session.must_stop():
             before = state.step
             session.stepped = False
             yield before
@@ -76,9 +85,9 @@ class Loop:
         feed = self.feed(loader, name)
         if len(feed) == 0:
             raise SetupError("run.steps(over=...) was given a loader without batches")
-        while state.step < count and not self._stop_now():
+        while state.step < count and not session.must_stop():
             yield from self._batches_until(count, loader, name)
-            if state.step < count and not self._stop_now():
+            if state.step < count and not session.must_stop():
                 session.end_epoch(is_last=False)
         state.is_complete = state.step >= count
 
@@ -89,10 +98,6 @@ class Loop:
                 yield next(batches)
             except StopIteration:
                 return
-
-    def _stop_now(self) -> bool:
-        # In the middle of a gradient accumulation there is no state to save; go on to the optimizer step.
-        return self._session.stop_reason is not None and self._session.at_boundary
 
     def feed(self, loader: Any, name: str | None, **options: Any) -> Feed:
         """The position in this loader: one per loader, named by the order in which they are first used."""

@@ -22,7 +22,8 @@ from holdfast.engine.copy_meter import CopyMeter
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
-from holdfast.engine.stop_signals import StopSignals
+from holdfast.engine.stop_signals import show_stacks_on_request
+from holdfast.engine.stopping import Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_saver import Saver, SaveRequest
@@ -32,6 +33,7 @@ from holdfast.errors import HoldfastError, SaveError, StoreError, TornSnapshot
 from holdfast.events import (
     CheckpointRejected,
     Event,
+    NoticeReceived,
     Progress,
     Pruned,
     Restored,
@@ -41,6 +43,9 @@ from holdfast.events import (
     SaveDecided,
 )
 from holdfast.format.manifest import Parent
+from holdfast.jobs import exit_codes
+from holdfast.jobs.heartbeat import HeartbeatWriter, Phase
+from holdfast.jobs.notices import Notice
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.observation import Decision, Observation, SaveCost
 from holdfast.staging.copy_choice import Mode
@@ -50,6 +55,7 @@ from holdfast.stores.journal import Journal
 
 log = logging.getLogger("holdfast")
 HEARTBEAT_SECONDS = 5.0
+_LAST_PHASE: dict[str, Phase] = {"finished": "finished", "stopped": "stopped", "error": "failed"}
 _TORN = Decision(True, "the last snapshot was torn; taken again, all at once")
 
 
@@ -64,8 +70,10 @@ class Session:
         settings: Settings,
         clock: Clock,
         history: list[Event],
+        stopping: Stopping,
     ) -> None:
         self.state = state
+        self.stopping = stopping
         self.policy = policy
         self.resumed: Resumed | None = None
         self._store = store
@@ -86,19 +94,22 @@ class Session:
             store, self.snapshots, describe_environment(), clock, self._emit, self._persister,
             wait_limit=settings.wait_limit_seconds, parent=parent, after_commit=self._after_commit,
         )  # fmt: skip
-        self.signals = StopSignals()
+        self.beats = HeartbeatWriter.from_environment(store.where)
         self._metrics: dict[str, float] = {}
         self._loss: Any = None
         self.stepped = False
         self.optimizer_steps = 0
         self.in_batch = False
         self.is_clean = True
+        self._unclean_since: float | None = None
+        self._notice: Notice | None = None
         self._retry_blocking = False
         self._setting_of: tuple[int, str] | None = None
         self._last_saved: tuple[int, int] | None = (state.step, state.epoch) if self.resumed else None
         self._last_boundary = self._heartbeat_at = clock.monotonic()
         self._fence = Fence(self._optimizers, self.snapshots.hold_updates, self._optimizer_stepped)
-        self.signals.install()
+        self.stopping.open()
+        self._begin_heartbeat()
         self._emit(
             RunStarted(
                 time=clock.wall(), step=state.step, host=os.uname().nodename, pid=os.getpid(),
@@ -147,7 +158,32 @@ class Session:
 
     @property
     def stop_reason(self) -> str | None:
-        return self.signals.reason
+        return self.stopping.reason
+
+    def _begin_heartbeat(self) -> None:
+        if self.beats.is_watched:
+            show_stacks_on_request()
+            self.beats.resumed_from = self.resumed.name if self.resumed is not None else None
+            self.beats.say(self.state.step, "training")
+
+    def sign_of_life(self) -> None:
+        self.beats.beat(self._clock.monotonic(), self.state.step)
+
+    def must_stop(self) -> bool:
+        """Whether the loop must end here; its state is on the way to disk then.
+
+        Only for places where model, optimizer and data position belong together. Raises `Stopped` where
+        holdfast ends the process.
+        """
+        reason = self.stopping.reason
+        if reason is None or not self.at_boundary:
+            return False
+        if self._last_saved != (self.state.step, self.state.epoch):
+            # Now and not only at the end: the code behind the loop may not get the time to run.
+            self.start_save(f"stopping: {reason}", self._clock.monotonic(), forced=True)
+        if self.stopping.on_stop == "exit":
+            raise Stopped(self.stopping.exit_code)
+        return True
 
     def end_step(self, loss: Any, metrics: dict[str, float]) -> None:
         state, now = self.state, self._clock.monotonic()
@@ -164,14 +200,27 @@ class Session:
         if self._retry_blocking and not decision.save:
             decision = _TORN
         if self.is_clean:
+            self._unclean_since = None
             if decision.save:
-                self.start_save(decision.reason, now)
-            elif self.signals.reason is not None and self._last_saved != (state.step, state.epoch):
-                # Now and not only at the end: the code behind the loop may not get the time to run.
-                self.start_save(f"stopping: {self.signals.reason}", now, forced=True)
+                self._obey(decision, now)
+        else:
+            self._accumulating()
         if now >= self._heartbeat_at:
             self._heartbeat(now)
         self._last_boundary = now
+        self.beats.beat(now, state.step)
+        self.must_stop()
+
+    def _obey(self, decision: Decision, now: float, *, tags: tuple[str, ...] = ()) -> None:
+        self.start_save(decision.reason, now, forced=decision.final, tags=tags)
+        if decision.final:
+            self.stopping.final_save_taken()
+
+    def _accumulating(self) -> None:
+        """No save can start here, so the one before a deadline must be planned for earlier."""
+        if self._unclean_since is None:
+            self._unclean_since = self._last_boundary
+        self.stopping.accumulated(self._last_boundary - self._unclean_since)
 
     def end_epoch(self, *, is_last: bool) -> None:
         self.state.epoch += 1
@@ -180,7 +229,7 @@ class Session:
         now = self._clock.monotonic()
         decision = self.policy.decide(self._observe(now, epoch_ended=True))
         if decision.save and self.at_boundary:
-            self.start_save(decision.reason, now, tags=("epoch-end",))
+            self._obey(decision, now, tags=("epoch-end",))
 
     def would_save(self) -> bool:
         return self.policy.decide(self._observe(self._clock.monotonic())).save
@@ -193,7 +242,20 @@ class Session:
             epoch_ended=epoch_ended,
             save_in_flight=self._saver.in_flight or not self.snapshots.slot_available,
             loss=self._read_loss if self._loss is not None else None,
+            deadline=self.stopping.deadline,
+            notice=self._hear_notice(),
         )
+
+    def _hear_notice(self) -> str | None:
+        notice = self.stopping.notice
+        if notice is not None and notice != self._notice:
+            self._notice = notice
+            self._emit(
+                NoticeReceived(
+                    time=self._clock.wall(), source=notice.source, what=notice.what, stops=notice.stops
+                )
+            )
+        return None if notice is None else str(notice)
 
     def _read_loss(self) -> float:
         try:
@@ -299,8 +361,11 @@ class Session:
 
     # ---- the end
 
-    def finish(self, *, failed: bool) -> None:
-        how = "error" if failed else ("stopped" if self.signals.reason else "finished")
+    def finish(self, *, failed: bool) -> int | None:
+        """Returns the exit code of a run that was stopped; None if its work is done, or failed."""
+        reason = None if self.state.is_complete else self.stopping.reason
+        how = "error" if failed else ("stopped" if reason else "finished")
+        self.beats.say(self.state.step, "finishing", reason or "")
         try:
             try:
                 if not failed:
@@ -310,11 +375,19 @@ class Session:
                 raise
             self._drain(may_raise=not failed)
         finally:
-            self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=how))
+            self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=how, why=reason or ""))
             self._fence.remove()
-            self.signals.remove()
+            self.stopping.close()
             self._telemetry.flush()
             self._store.release()
+            self.beats.say(self.state.step, _LAST_PHASE[how], reason or "")
+            self.beats.close()
+        if how != "stopped":
+            return None
+        if self._last_saved != (self.state.step, self.state.epoch):
+            return exit_codes.STOPPED_UNSAVED
+        log.warning("holdfast: stopped at step %d (%s), with a checkpoint", self.state.step, reason)
+        return self.stopping.exit_code
 
     def _last_save(self, how: str) -> None:
         # One that is still in flight may fail: then this is where the state of this step is saved again.
@@ -332,7 +405,7 @@ class Session:
             log.warning(
                 "holdfast: the loop ended with gradients that no optimizer step has used; they are not saved"
             )
-        reason = f"stopping: {self.signals.reason}" if how == "stopped" else "the training loop ended"
+        reason = f"stopping: {self.stopping.reason}" if how == "stopped" else "the training loop ended"
         try:
             self.save_now(reason).wait()
         except HoldfastError as error:

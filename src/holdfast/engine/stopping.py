@@ -1,0 +1,103 @@
+"""Everything that may end a run before its work is done, behind one question: why must we stop?
+
+Signals, the deadline and the provider's notices set flags here; the loop asks at step boundaries. Never acts
+by itself: saving and leaving are the session's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+from holdfast.clock import Clock
+from holdfast.engine.stop_signals import CTRL_C, StopSignals
+from holdfast.errors import SetupError
+from holdfast.jobs import exit_codes
+from holdfast.jobs.attempts import SAYS_DEADLINE, SAYS_NOTICE
+from holdfast.jobs.deadline import GivenDeadline, as_monotonic, find_deadline
+from holdfast.jobs.environment import WallDeadline, detect
+from holdfast.jobs.notices import Notice, NoticePoller
+from holdfast.jobs.spot_machine import Spot, spot_poller
+
+OnStop = Literal["exit", "return"]
+
+
+class Stopped(SystemExit):
+    """Training ends here, its state saved: raised at a step boundary when a run was asked to stop.
+
+    Leaves the with block like any exception, so that nothing behind the loop takes the half-trained model for
+    the result; then ends the process with a code that says "run me again".
+    """
+
+
+class Stopping:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        deadline: WallDeadline | None = None,
+        notices: NoticePoller | None = None,
+        on_stop: OnStop = "exit",
+    ) -> None:
+        self.signals = StopSignals()
+        self.on_stop = on_stop
+        self.deadline: float | None = None if deadline is None else as_monotonic(deadline, clock)
+        self._deadline_source = "" if deadline is None else deadline.source
+        self._notices = notices
+        self._final_save_taken = False
+        self._longest_accumulation = 0.0
+
+    @staticmethod
+    def from_environment(
+        clock: Clock,
+        *,
+        deadline: GivenDeadline | None,
+        spot: Spot,
+        on_stop: OnStop,
+        environ: Mapping[str, str] | None = None,
+    ) -> Stopping:
+        if on_stop not in ("exit", "return"):
+            raise SetupError(f"on_stop={on_stop!r}", hint='use "exit" or "return"')
+        environ = os.environ if environ is None else environ
+        found = find_deadline(deadline, environ, detect(environ, clock), clock)
+        return Stopping(clock, deadline=found, notices=spot_poller(spot, environ), on_stop=on_stop)
+
+    def open(self) -> None:
+        self.signals.install()
+        if self._notices is not None:
+            self._notices.start()
+
+    def close(self) -> None:
+        self.signals.remove()
+        if self._notices is not None:
+            self._notices.close()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the loop must end at the next boundary, or None. Asked at every step."""
+        if self.signals.reason is not None:
+            return self.signals.reason
+        if self._final_save_taken:
+            return f"{SAYS_DEADLINE} ({self._deadline_source})"
+        notice = self.notice
+        return f"{SAYS_NOTICE}: {notice}" if notice is not None and notice.stops else None
+
+    @property
+    def notice(self) -> Notice | None:
+        """The provider's newest word about this machine."""
+        return None if self._notices is None else self._notices.newest
+
+    @property
+    def exit_code(self) -> int:
+        return exit_codes.INTERRUPTED if self.signals.reason == CTRL_C else exit_codes.PLEASE_RUN_AGAIN
+
+    def final_save_taken(self) -> None:
+        """No later save would be in time, so what is trained from here on would be trained twice."""
+        self._final_save_taken = True
+
+    def accumulated(self, seconds: float) -> None:
+        """So long no save could start, because gradients were being accumulated: be earlier by that."""
+        if self.deadline is not None and seconds > 1.1 * self._longest_accumulation:
+            self.deadline -= seconds - self._longest_accumulation
+            self._longest_accumulation = seconds
