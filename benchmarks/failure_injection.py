@@ -27,7 +27,7 @@ from options import parse_options, scratch
 from plots import Bar, bars
 from scoreboard import Scoreboard
 
-MTBF = 6.0  # seconds: a day of a large cluster in a minute
+MTBF = 4.0  # seconds: a day of a large cluster in a minute
 BUDGET = 0.05
 LIMIT_SECONDS = 60.0  # for a life to begin
 

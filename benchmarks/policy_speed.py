@@ -47,7 +47,7 @@ def main() -> None:
     board = Scoreboard("policy_speed", "What thinking costs", options)
     builds: dict[str, Callable[[], DebtPolicy]] = {
         "auto": lambda: build_policy("auto"),
-        "checkfreq": lambda: build_policy("checkfreq", budget=0.001),
+        "checkfreq": lambda: build_policy("checkfreq", budget=1e-4),
         "convergence": lambda: build_policy("convergence"),
         "every": lambda: build_policy(every="1000000 steps"),
     }
