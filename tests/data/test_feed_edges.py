@@ -149,6 +149,32 @@ def test_whole_passes_are_whole_whatever_was_saved() -> None:
     assert [seen(resumed, 1), seen(resumed, 1)] == [seen(feed_of(), 1)] * 2
 
 
+def test_a_feed_that_is_only_looked_at_is_whole_every_time() -> None:
+    def looked_at(state: Any = None) -> Feed:
+        feed = feed_of()
+        feed.trained_on = False
+        if state is not None:
+            feed.load_state_dict(state)
+        return feed
+
+    whole = seen(feed_of(), 0)
+    feed = looked_at()
+    assert seen(feed, 0, 2) == whole[:2]  # left early, as a quick look is
+    assert seen(looked_at(feed.state_dict()), 0) == whole
+    assert seen(feed, 0) == whole
+    # In the middle of an epoch: validated, trained on, killed. The next validation is a new one.
+    assert seen(looked_at(feed.state_dict()), 0) == whole
+
+
+def test_a_feed_that_was_trained_on_stays_one_after_a_restart() -> None:
+    feed = feed_of()
+    got = seen(feed, 0, 1)
+    resumed = feed_of()
+    resumed.trained_on = False  # what a loop assumes before the first optimizer step
+    resumed.load_state_dict(feed.state_dict())
+    assert got + seen(resumed, 0) == seen(feed_of(), 0)
+
+
 def test_two_loops_over_one_feed_at_once_are_refused() -> None:
     feed = feed_of()
     first = feed.batches(0)

@@ -55,6 +55,7 @@ class Feed:
         self._seed = seed
         self._audit = audit
         self._whole_passes = whole_passes
+        self.trained_on = not whole_passes
         self._changed_data = changed_data
         if not split:
             rank, world = 0, 1
@@ -76,7 +77,7 @@ class Feed:
         restored, self._restored = self._restored, False
         self._calls += 1
         what = begin(self._at, restored=restored, epoch=epoch, name=self.name)
-        if what is Begin.REST and self._whole_passes:
+        if self._whole_passes or not self.trained_on:
             what = Begin.AFRESH
         if what is Begin.NOTHING:
             return iter(())
@@ -122,21 +123,22 @@ class Feed:
     def state_dict(self) -> dict[str, Any]:
         """Exactly what training has been handed so far: a few numbers, whatever the dataset's size."""
         state = position_to_state(self._at, self._source.shape)
-        return {**state, "source": self._source.remember()}
+        return {**state, "trained_on": self.trained_on, "source": self._source.remember()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where `state_dict` was taken. Before the first `batches`; nothing is loaded yet."""
         if self._calls:
             raise SetupError(f"the loader {self.name!r} is in use, too late to restore its position")
         at, saved = position_from_state(state, self.name)
-        if at is None or self._whole_passes:
+        if at is None:
             return
+        self.trained_on = bool(state["trained_on"]) and not self._whole_passes
         changes = differences(saved, self._source.shape)
-        if changes and not at.finished:
+        if changes and self.trained_on and not at.finished:
             at = self._after_change(at, "; ".join(changes))
         elif not changes:
             self._source.put_back(dict(state["source"]), at)
-        if at.seed != self._seed and not at.finished:
+        if at.seed != self._seed and self.trained_on and not at.finished:
             warnings.warn(
                 f"the run's seed was {at.seed} and is {self._seed}: epoch {at.epoch} of the loader "
                 f"{self.name!r} goes on with the old one, so that every sample comes once; the next epoch "
