@@ -1,0 +1,1 @@
+"""What is wrong with a set-up, and how to fix it: looks, changes nothing."""

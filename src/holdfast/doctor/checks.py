@@ -1,0 +1,281 @@
+"""The checks of a run and the machine under it: each looks at the facts and says what is wrong. Pure.
+
+A check that cries wolf is worse than none: what cannot be known is passed over in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from holdfast.doctor.facts import Facts
+from holdfast.doctor.finding import Finding
+from holdfast.events import AttemptEnded, Progress, RunStarted, SaveCommitted, SaveFailed, SnapshotTaken
+from holdfast.units import format_bytes, format_seconds
+
+GIB = 1 << 30
+# A new one must fit beside those that are kept, and the next one should as well.
+ROOM_FOR = 2
+RARE_SECONDS = 2 * 3600.0
+DEAR_SHARE = 0.10
+CLOCK_SECONDS = 300.0
+# DataLoader workers and the memory tier live in /dev/shm; containers often give it 64 MB.
+SMALL_SHARED_MEMORY = GIB // 2
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+def location_in_memory(facts: Facts) -> Iterator[Finding]:
+    if facts.mount is not None and facts.mount.is_in_memory:
+        yield Finding(
+            "location-in-memory", "problem",
+            f"{facts.folder} is in memory ({facts.mount.kind}): a reboot takes every checkpoint with it",
+            "use a folder on a disk; holdfast uses memory as a first tier by itself",
+        )  # fmt: skip
+
+
+def location_in_home(facts: Facts) -> Iterator[Finding]:
+    at_home = facts.folder.absolute().is_relative_to(facts.home)
+    shared = facts.mount is not None and facts.mount.is_shared
+    if at_home and (facts.scratch or shared) and str(facts.home) != "/":
+        where = facts.scratch or "your site's scratch or project file system"
+        yield Finding(
+            "location-in-home", "warning",
+            f"{facts.folder} is in the home folder, which on clusters is small, slow and has a quota",
+            f"put runs below {where}",
+        )  # fmt: skip
+
+
+def location_on_node(facts: Facts) -> Iterator[Finding]:
+    mount = facts.mount
+    if facts.job is not None and mount is not None and not mount.is_shared and not mount.is_in_memory:
+        yield Finding(
+            "location-on-node", "problem",
+            f"{facts.folder} is on a disk of this node ({mount.kind}): a job that is requeued to another "
+            "node starts from nothing",
+            "use a shared file system for the run's folder, and the local disk as a tier before it",
+        )  # fmt: skip
+
+
+def nfs_options(facts: Facts) -> Iterator[Finding]:
+    mount = facts.mount
+    if mount is None or not mount.kind.startswith("nfs"):
+        return
+    dangers = {
+        "soft": "reports an error after a while instead of waiting, which loses writes",
+        "softerr": "reports an error after a while instead of waiting, which loses writes",
+        "nolock": "cannot keep two writers apart",
+        "local_lock=all": "cannot keep two writers on two nodes apart",
+        "local_lock=flock": "cannot keep two writers on two nodes apart",
+        "nocto": "may show an old listing after a restart on another node",
+    }
+    for option in sorted(mount.options & set(dangers)):
+        yield Finding(
+            "nfs-options", "problem",
+            f"{mount.point} is mounted with {option}, which {dangers[option]}",
+            f"ask for a mount without {option}, or use another file system",
+        )  # fmt: skip
+
+
+def permissions(facts: Facts) -> Iterator[Finding]:
+    if not facts.writable:
+        yield Finding(
+            "permissions", "problem", f"{facts.folder} cannot be written to by this user",
+            "chown or chmod it, or choose another folder",
+        )  # fmt: skip
+    if facts.others_may_write:
+        yield Finding(
+            "permissions", "warning", f"everybody may write into {facts.folder}, and delete its checkpoints",
+            f"chmod o-w {facts.folder}",
+        )  # fmt: skip
+
+
+def free_space(facts: Facts) -> Iterator[Finding]:
+    need = max(ROOM_FOR * facts.newest_bytes, 64 << 20)
+    if facts.free_bytes < need:
+        yield Finding(
+            "free-space", "problem",
+            f"{format_bytes(facts.free_bytes)} are free where {facts.folder} lies, and two more checkpoints "
+            f"take {format_bytes(need)}",
+            "free space, or keep fewer checkpoints (holdfast prune)",
+        )  # fmt: skip
+    if facts.free_files is not None and facts.free_files < 1000:
+        yield Finding(
+            "free-space", "problem", f"only {facts.free_files} more files fit where {facts.folder} lies",
+            "delete small files there, or use another file system",
+        )  # fmt: skip
+
+
+def shared_memory(facts: Facts) -> Iterator[Finding]:
+    size = facts.shared_memory_bytes
+    need = max(SMALL_SHARED_MEMORY, round(1.2 * facts.newest_bytes))
+    if size is not None and size < need:
+        yield Finding(
+            "shared-memory", "warning",
+            f"/dev/shm has {format_bytes(size)}: too small for the memory tier ({format_bytes(need)}), and "
+            "data loader workers may die in it",
+            "start the container with --shm-size=8g or --ipc=host",
+        )  # fmt: skip
+
+
+def readable(facts: Facts) -> Iterator[Finding]:
+    if facts.problem is not None:
+        yield Finding("readable", "problem", f"the run cannot be read: {facts.problem}", "check the folder")
+    for verdict in facts.verdicts:
+        if not verdict.is_whole:
+            yield Finding(
+                "damaged", "problem",
+                f"checkpoint {verdict.name} is damaged: {verdict.problems[0]}",
+                "an older one is used instead; copy it back from another tier, and check the disk",
+            )  # fmt: skip
+
+
+def unverified(facts: Facts) -> Iterator[Finding]:
+    if facts.verdicts and not facts.verdicts[0].is_deep and facts.verdicts[0].is_whole:
+        yield Finding(
+            "unverified", "warning", "the bytes of the newest checkpoint were not read back, only its size",
+            f"holdfast verify --deep {facts.folder}",
+        )  # fmt: skip
+
+
+def keep_count(facts: Facts) -> Iterator[Finding]:
+    saves = sum(isinstance(event, SaveCommitted) for event in facts.events)
+    whole = sum(verdict.is_whole for verdict in facts.verdicts)
+    if saves >= 2 and whole < 2:
+        yield Finding(
+            "keep-count", "problem",
+            f"{saves} checkpoints were saved and {whole} whole one{'s are' if whole != 1 else ' is'} left: "
+            "if it proves damaged, the run is lost",
+            "keep at least two; was something else deleting files there?",
+        )  # fmt: skip
+
+
+def frequency(facts: Facts) -> Iterator[Finding]:
+    gap = _longest_gap(facts)
+    if gap > RARE_SECONDS:
+        yield Finding(
+            "frequency", "warning", f"up to {format_seconds(gap)} passed between two checkpoints",
+            'leave the choice to policy="auto", or promise a limit with max_loss="30 min"',
+        )  # fmt: skip
+    share = _stall_share(facts)
+    if share > DEAR_SHARE:
+        yield Finding(
+            "frequency", "warning", f"saving stops training for {100 * share:.0f} % of the time",
+            'save less often: leave every= out, and budget="3%" is kept',
+        )  # fmt: skip
+
+
+def failing_saves(facts: Facts) -> Iterator[Finding]:
+    failed: list[SaveFailed] = []
+    for event in facts.events:
+        if isinstance(event, SaveCommitted):
+            failed = []
+        elif isinstance(event, SaveFailed):
+            failed.append(event)
+    if failed:
+        yield Finding(
+            "failing-saves", "problem",
+            f"the last {len(failed)} save{'s' if len(failed) > 1 else ''} failed: {failed[-1].error}",
+            "see to the cause before a failure costs everything since the last one that worked",
+        )  # fmt: skip
+
+
+def no_progress(facts: Facts) -> Iterator[Finding]:
+    failures = 0
+    for event in facts.events:
+        if isinstance(event, SaveCommitted):
+            failures = 0
+        elif isinstance(event, AttemptEnded) and not event.planned:
+            failures += 1
+    if failures >= 2:
+        yield Finding(
+            "no-progress", "problem", f"{failures} attempts in a row failed before they saved anything",
+            "read the log of the last attempt; restarting will not help",
+        )  # fmt: skip
+
+
+def time_limit(facts: Facts) -> Iterator[Finding]:
+    if facts.job is not None and facts.deadline is None:
+        yield Finding(
+            "time-limit", "problem",
+            f"job {facts.job.label} may have a time limit that holdfast cannot see: no SLURM_JOB_END_TIME, "
+            "and scontrol gives no end",
+            "make scontrol reachable (bind it into the container), or give holdfast run --time-limit",
+        )  # fmt: skip
+
+
+def clock(facts: Facts) -> Iterator[Finding]:
+    newest = next((one.manifest for one in facts.checkpoints if one.manifest), None)
+    if newest is None:
+        return
+    try:
+        ahead = datetime.fromisoformat(newest.created).timestamp() - facts.now
+    except (ValueError, OverflowError):
+        return
+    if ahead > CLOCK_SECONDS:
+        yield Finding(
+            "clock", "warning",
+            f"the newest checkpoint was made {format_seconds(ahead)} in the future: clocks differ",
+            "let every node keep time (chrony, ntpd); deadlines depend on it",
+        )  # fmt: skip
+
+
+def version_drift(facts: Facts) -> Iterator[Finding]:
+    newest = next((one.manifest for one in facts.checkpoints if one.manifest), None)
+    saved = newest.environment.get("versions") if newest else None
+    if not isinstance(saved, dict):
+        return
+    for package, here in facts.versions.items():
+        then = saved.get(package)
+        if isinstance(then, str) and _release(then) != _release(here) and "unknown" not in (then, here):
+            yield Finding(
+                "version-drift", "warning",
+                f"the newest checkpoint was saved with {package} {then}; here is {here}",
+                f"resuming works, but bit for bit only with {package} {then}",
+            )  # fmt: skip
+
+
+def leftovers(facts: Facts) -> Iterator[Finding]:
+    if facts.unfinished > 2:
+        yield Finding(
+            "leftovers", "warning", f"{facts.unfinished} unfinished checkpoints take up space",
+            f"holdfast prune {facts.folder} --yes",
+        )  # fmt: skip
+
+
+RUN_CHECKS: tuple[Check, ...] = (
+    location_in_memory, location_in_home, location_on_node, nfs_options, permissions, free_space,
+    shared_memory, readable, unverified, keep_count, frequency, failing_saves, no_progress, time_limit, clock,
+    version_drift, leftovers,
+)  # fmt: skip
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Every finding, problems first."""
+    found = [finding for check in RUN_CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: finding.severity != "problem")
+
+
+def _release(version: str) -> str:
+    """ "2.13.0+cpu" -> "2.13": patches keep results, minor versions may not."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
+
+
+def _longest_gap(facts: Facts) -> float:
+    """Training time without a commit, within one process: what a failure could have cost."""
+    longest, last = 0.0, None
+    for event in facts.events:
+        if isinstance(event, (RunStarted, SaveCommitted)):
+            if isinstance(event, SaveCommitted) and last is not None:
+                longest = max(longest, event.time - last)
+            last = event.time
+        elif isinstance(event, Progress) and last is not None:
+            longest = max(longest, event.time - last)
+    return longest
+
+
+def _stall_share(facts: Facts) -> float:
+    stalls = [event for event in facts.events if isinstance(event, SnapshotTaken)]
+    if len(stalls) < 5:
+        return 0.0
+    span = stalls[-1].time - stalls[0].time
+    return sum(event.stall_seconds for event in stalls[1:]) / span if span > 0 else 0.0

@@ -1,0 +1,146 @@
+"""Everything the checks look at: the run, the machine, the environment. Reads; judges nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+
+from holdfast.checkpoints.find import Found, committed
+from holdfast.checkpoints.verify import Verdict, verify
+from holdfast.clock import Clock
+from holdfast.doctor.mounts import MOUNT_TABLE, Mount, mount_of, parse_mounts
+from holdfast.errors import StoreError
+from holdfast.events import Event
+from holdfast.jobs.environment import WallDeadline
+from holdfast.jobs.slurm import SlurmJob, slurm_job
+from holdfast.stores.directory import CKPT, DirectoryStore
+from holdfast.stores.journal import read_events
+
+SHARED_MEMORY = Path("/dev/shm")
+# Reading more than this takes minutes; then the sizes must do, and the doctor says so.
+DEEP_LIMIT_BYTES = 20 * 10**9
+_VERSIONS = ("torch", "numpy", "holdfast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A run (or the folder where one shall be), the machine under it, and the job around it."""
+
+    folder: Path
+    exists: bool
+    now: float
+    mount: Mount | None
+    home: Path
+    scratch: str | None
+    free_bytes: int
+    total_bytes: int
+    free_files: int | None
+    writable: bool
+    others_may_write: bool
+    shared_memory_bytes: int | None
+    checkpoints: tuple[Found, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    unfinished: int = 0
+    events: tuple[Event, ...] = ()
+    versions: Mapping[str, str]
+    job: SlurmJob | None = None
+    deadline: WallDeadline | None = None
+    in_cluster: bool = False
+    problem: str | None = None
+
+    @property
+    def newest_bytes(self) -> int:
+        return next((one.manifest.total_bytes for one in self.checkpoints if one.manifest), 0)
+
+
+def gather(
+    folder: Path,
+    clock: Clock,
+    environ: Mapping[str, str],
+    *,
+    deep: bool = True,
+    mount_table: Path = MOUNT_TABLE,
+    shared_memory: Path = SHARED_MEMORY,
+) -> Facts:
+    """Look at everything. Nothing is created, not even the folder."""
+    there = _nearest_existing(folder)
+    space = os.statvfs(there)
+    job = slurm_job(environ, clock)
+    found, verdicts, problem = _checkpoints(folder, deep=deep)
+    return Facts(
+        folder=folder,
+        exists=folder.is_dir(),
+        now=clock.wall(),
+        mount=mount_of(there, parse_mounts(_text(mount_table))),
+        home=Path(environ.get("HOME") or "/nonexistent"),
+        scratch=next((environ[name] for name in ("SCRATCH", "WORK", "PSCRATCH") if environ.get(name)), None),
+        free_bytes=space.f_bavail * space.f_frsize,
+        total_bytes=space.f_blocks * space.f_frsize,
+        # Some file systems count no files and say 0 of 0.
+        free_files=space.f_favail if space.f_files else None,
+        writable=os.access(there, os.W_OK | os.X_OK),
+        others_may_write=bool(folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH),
+        shared_memory_bytes=_size_of(shared_memory),
+        checkpoints=tuple(found),
+        verdicts=tuple(verdicts),
+        unfinished=_unfinished(folder, found),
+        events=tuple(read_events(folder)) if folder.is_dir() else (),
+        versions={"python": python_version(), **{name: _version(name) for name in _VERSIONS}},
+        job=job,
+        deadline=job.deadline if job else None,
+        in_cluster=job is not None or shutil.which("sbatch", path=environ.get("PATH")) is not None,
+        problem=problem,
+    )
+
+
+def _checkpoints(folder: Path, *, deep: bool) -> tuple[list[Found], list[Verdict], str | None]:
+    if not folder.is_dir():
+        return [], [], None
+    store = DirectoryStore(folder)
+    try:
+        found = committed(store)
+    except StoreError as error:
+        return [], [], error.message
+    total = sum(one.manifest.total_bytes for one in found[:2] if one.manifest)
+    deep = deep and total <= DEEP_LIMIT_BYTES
+    # The newest two are what a restore would use; the rest is looked at without being read.
+    return found, [verify(store, one, deep=deep and i < 2) for i, one in enumerate(found)], None
+
+
+def _unfinished(folder: Path, found: list[Found]) -> int:
+    """Places that were begun and never committed; some may be under way."""
+    place = folder / CKPT
+    return len(list(place.iterdir())) - len(found) if place.is_dir() else 0
+
+
+def _nearest_existing(path: Path) -> Path:
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _size_of(folder: Path) -> int | None:
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return None
+    return space.f_blocks * space.f_frsize
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
