@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "scancel", "squeue", "srun")
@@ -149,20 +150,22 @@ class SlurmCluster:
             states[said.get("ArrayTaskId") or said["JobId"]] = said["JobState"]
         return states
 
-    def hurry(self, job: str) -> None:
+    def hurry(self) -> None:
         """Slurm lets a requeued job wait two minutes before it may begin again."""
-        if "PENDING" in self.states(job).values():
-            self._call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        for job in self._call("squeue", "--noheader", "--format=%A %r").stdout.splitlines():
+            number, _, reason = job.partition(" ")
+            if reason == "BeginTime":
+                self._call("scontrol", "update", f"JobId={number}", "StartTime=now")
 
-    def wait_until(self, is_so: object, seconds: float, what: str) -> None:
+    def wait_until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
         end = time.monotonic() + seconds
-        while not is_so():  # type: ignore[operator]
+        while not is_so():
             assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}\n{self.last_words()}"
             time.sleep(0.3)
 
     def wait_for_end(self, job: str, seconds: float) -> dict[str, str]:
         def ended() -> bool:
-            self.hurry(job)
+            self.hurry()
             return not set(self.states(job).values()) - {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"}
 
         self.wait_until(ended, seconds, f"the end of job {job}")

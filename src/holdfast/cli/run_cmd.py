@@ -22,6 +22,7 @@ from holdfast.jobs.deadline import VARIABLE, earliest, parse_deadline, parse_tim
 from holdfast.jobs.environment import WallDeadline, detect
 from holdfast.jobs.supervisor import Supervisor, SupervisorSettings
 from holdfast.jobs.watchdog import HangLimits
+from holdfast.programs.dmtcp import dmtcp_command
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
 from holdfast.units import parse_seconds
@@ -87,6 +88,14 @@ def add_parser(verbs: Any) -> None:
         "--status", action=argparse.BooleanOptionalAction, default=None,
         help="a live status line (default: on a terminal, if --output keeps it free)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dmtcp", action="store_true",
+        help="checkpoint the whole process with DMTCP, for a program that cannot save anything itself",
+    )  # fmt: skip
+    parser.add_argument(
+        "--interval", default="auto", metavar="TIME",
+        help="with --dmtcp: time between checkpoints (default auto, from measured costs)",
+    )  # fmt: skip
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -95,6 +104,9 @@ def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise SetupError("there is no command to run", hint="holdfast run [options] -- python train.py")
+    if options.dmtcp:
+        options.folder = options.folder or f"runs/{Path(command[0]).name}"
+        command = dmtcp_command(command, run=options.folder, interval=options.interval)
     settings = _settings(options)
     live = options.status
     if live is None:
