@@ -62,7 +62,7 @@ def summary(result: DemoResult, glyphs: Glyphs) -> list[str]:
         "",
         f"  {million}, AdamW, {format_bytes(result.state_bytes)} of state; saved every {result.every} steps",
         "",
-        f"  {'':<14} {'time':>8} {'slower':>9} {'saves':>7}   one save stops training for",
+        f"  {'':<14} {'time':>8} {'slower':>9} {'saves':>7}   a save stops training for",
     ]
     lines += [_way_line(way, result) for way in result.ways]
     lines += [

@@ -6,6 +6,7 @@ Measures and reports; draws nothing. Every number it returns was measured in thi
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ Watch = Callable[[Mapping[str, Lane]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class WayResult:
-    """`stall_seconds` is per save: how long the training loop stood still for one."""
+    """`stall_seconds` is how long the training loop stood still for one save, the median of all."""
 
     way: str
     seconds: float
@@ -224,15 +225,14 @@ def _kill_and_resume(
 
 
 def _result(way: str, facts: Mapping[str, Any], run: Path) -> WayResult:
-    saves, stalled = facts.get("saves", 0), facts.get("stall_seconds", 0.0)
+    stalls = facts.get("stalls", [])
     if way == OURS:
         stalls = [event.stall_seconds for event in read_events(run) if isinstance(event, SnapshotTaken)]
-        saves, stalled = len(stalls), sum(stalls)
     return WayResult(
         way=way,
         seconds=facts["seconds"],
-        saves=saves,
-        stall_seconds=stalled / saves if saves else None,
+        saves=len(stalls),
+        stall_seconds=statistics.median(stalls) if stalls else None,
         fingerprint=facts["fingerprint"],
         accuracy=facts["accuracy"],
     )

@@ -63,14 +63,14 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     _add_debug_option(parser, default=False)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     wanted = next((argument for argument in given if not argument.startswith("-")), None)
-    if wanted in VERBS and _exists(wanted):
+    available = available_verbs()
+    if wanted in available:
         import_module(f"holdfast.cli.{VERBS[wanted][0]}").add_parser(verbs)
         # Parsed like any option, not searched for: behind `run` and `app` stand other people's options.
         _add_debug_option(verbs.choices[wanted], default=argparse.SUPPRESS)
     else:
-        for verb, (_, help_line) in VERBS.items():
-            if _exists(verb):
-                verbs.add_parser(verb, help=help_line)
+        for verb in available:
+            verbs.add_parser(verb, help=VERBS[verb][1])
     return parser
 
 
@@ -80,8 +80,9 @@ def _add_debug_option(parser: argparse.ArgumentParser, *, default: Any) -> None:
     )
 
 
-def _exists(verb: str) -> bool:
-    return find_spec(f"holdfast.cli.{VERBS[verb][0]}") is not None
+def available_verbs() -> list[str]:
+    """The verbs whose module is part of this installation."""
+    return [verb for verb, (module, _) in VERBS.items() if find_spec(f"holdfast.cli.{module}")]
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -104,10 +104,10 @@ def train_plainly(
     model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, given: dict[str, Any], pace: Pace
 ) -> dict[str, Any]:
     """Without checkpoints, or with torch.save as most scripts use it: a temporary name, then a rename."""
-    step, saves, stall = 0, 0, 0.0
+    step = 0
+    stalls: list[float] = []
 
     def save() -> None:
-        nonlocal saves, stall
         begin = _CLOCK.monotonic()
         state = {
             "model": model.state_dict(),
@@ -117,8 +117,7 @@ def train_plainly(
         }
         torch.save(state, given["folder"] + "/checkpoint.pt.part")
         os.replace(given["folder"] + "/checkpoint.pt.part", given["folder"] + "/checkpoint.pt")
-        stall += _CLOCK.monotonic() - begin
-        saves += 1
+        stalls.append(_CLOCK.monotonic() - begin)
 
     saving = given["way"] == "torch.save"
     for epoch in range(given["epochs"]):
@@ -130,7 +129,7 @@ def train_plainly(
             pace.step(step, loss)
     if saving:
         save()
-    return {"saves": saves, "stall_seconds": stall}
+    return {"stalls": stalls}
 
 
 def train_with_holdfast(

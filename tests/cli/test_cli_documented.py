@@ -1,0 +1,40 @@
+"""docs/cli.md mentions every verb, every option and every exit code."""
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import exit_codes
+from holdfast.cli.main import VERBS, available_verbs
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "cli.md").read_text()
+_REFRESH = "run `python docs/make_cli_reference.py`"
+
+spec = spec_from_file_location("make_cli_reference", DOCS / "make_cli_reference.py")
+assert spec is not None
+assert spec.loader is not None
+maker = module_from_spec(spec)
+spec.loader.exec_module(maker)
+
+
+@pytest.mark.parametrize("verb", available_verbs())
+def test_every_verb_and_option_is_in_the_page(verb):
+    _, _, section = PAGE.partition(f"### `holdfast {verb}`")
+    assert section, f"{verb} is not documented; {_REFRESH}"
+    section = section.partition("\n### ")[0]
+    for row in maker._rows(maker.verb_parser(verb, VERBS[verb][0])):
+        spelled = row.split("`")[1]
+        assert f"`{spelled}`" in section, f"holdfast {verb} {spelled} is not documented; {_REFRESH}"
+
+
+def test_no_verb_in_the_page_is_gone():
+    assert set(re.findall(r"### `holdfast ([a-z-]+)`", PAGE)) == set(available_verbs())
+
+
+def test_every_exit_code_is_in_the_page():
+    for name, code in vars(exit_codes).items():
+        if isinstance(code, int) and name.isupper():
+            assert f"| {code} |" in PAGE, name
