@@ -149,30 +149,47 @@ def test_whole_passes_are_whole_whatever_was_saved() -> None:
     assert [seen(resumed, 1), seen(resumed, 1)] == [seen(feed_of(), 1)] * 2
 
 
-def test_a_feed_that_is_only_looked_at_is_whole_every_time() -> None:
-    def looked_at(state: Any = None) -> Feed:
-        feed = feed_of()
-        feed.trained_on = False
-        if state is not None:
-            feed.load_state_dict(state)
-        return feed
+class Steps:
+    """Counts the steps of a pretended training."""
 
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __call__(self) -> int:
+        return self.done
+
+
+def test_a_loader_that_is_only_looked_at_is_whole_every_time() -> None:
+    steps = Steps()
     whole = seen(feed_of(), 0)
-    feed = looked_at()
+    feed = feed_of(steps=steps)
     assert seen(feed, 0, 2) == whole[:2]  # left early, as a quick look is
-    assert seen(looked_at(feed.state_dict()), 0) == whole
+    assert seen(feed_of(steps=steps, state=feed.state_dict()), 0) == whole
     assert seen(feed, 0) == whole
-    # In the middle of an epoch: validated, trained on, killed. The next validation is a new one.
-    assert seen(looked_at(feed.state_dict()), 0) == whole
+    steps.done += 1  # trained on something else, then killed; the next validation of this epoch is a new one
+    assert seen(feed_of(steps=steps, state=feed.state_dict()), 0) == whole
+    assert not feed.trained_on
 
 
-def test_a_feed_that_was_trained_on_stays_one_after_a_restart() -> None:
-    feed = feed_of()
-    got = seen(feed, 0, 1)
-    resumed = feed_of()
-    resumed.trained_on = False  # what a loop assumes before the first optimizer step
-    resumed.load_state_dict(feed.state_dict())
-    assert got + seen(resumed, 0) == seen(feed_of(), 0)
+@pytest.mark.parametrize("accumulated", [1, 2, 3])
+def test_one_step_makes_a_loader_a_training_set_before_the_next_batch(accumulated: int) -> None:
+    steps = Steps()
+    feed = feed_of(size=40, steps=steps)
+    batches = feed.batches(0)
+    got = [next(batches).tolist() for _ in range(accumulated)]
+    steps.done += 1
+    state = feed.state_dict()  # as a checkpoint at the very first step boundary does
+    resumed = feed_of(size=40, steps=Steps(), state=state)
+    assert got + seen(resumed, 0) == seen(feed_of(size=40), 0)
+
+
+def test_a_step_on_another_loader_does_not_count() -> None:
+    steps = Steps()
+    train, valid = feed_of(size=40, steps=steps), feed_of(steps=steps)
+    for _ in train.batches(0):
+        steps.done += 1
+        seen(valid, 0)
+    assert (train.trained_on, valid.trained_on) == (True, False)
 
 
 def test_two_loops_over_one_feed_at_once_are_refused() -> None:

@@ -31,8 +31,11 @@ class Feed:
 
     `seed` and the epoch decide the order of a shuffling loader and, with `seed_samples`, the randomness
     inside every sample. With several ranks the order is split between them; `split=False` gives every rank
-    all of it. `whole_passes` is for evaluation: every call of `batches` gives a whole pass, whatever was
-    saved. `changed_data="restart"` begins the epoch again if the dataset is not the one that was saved.
+    all of it. `changed_data="restart"` begins the epoch again if the dataset is not the one that was saved.
+
+    `whole_passes` is for evaluation: every call of `batches` gives a whole pass, whatever was saved. `steps`
+    gives a value that changes with every step of training; where it is given, a loader that no step was ever
+    made on is taken for evaluation by itself, because half a validation has no meaning.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Feed:
         audit: Callable[[AuditRecord], None] | None = None,
         split: bool = True,
         whole_passes: bool = False,
+        steps: Callable[[], Any] | None = None,
         changed_data: Literal["error", "restart"] = "error",
     ) -> None:
         if not 0 <= rank < world:
@@ -55,7 +59,9 @@ class Feed:
         self._seed = seed
         self._audit = audit
         self._whole_passes = whole_passes
-        self.trained_on = not whole_passes
+        self._steps = steps
+        self._trained_on = steps is None and not whole_passes
+        self._steps_at_batch: tuple[Any] | None = None  # while training holds a batch
         self._changed_data = changed_data
         if not split:
             rank, world = 0, 1
@@ -68,6 +74,13 @@ class Feed:
         """Batches of a whole epoch on this rank."""
         return len(self._source)
 
+    @property
+    def trained_on(self) -> bool:
+        """Whether a step was ever made while training held a batch of this loader."""
+        if not self._trained_on and self._steps is not None and self._steps_at_batch is not None:
+            self._trained_on = not self._whole_passes and (self._steps(),) != self._steps_at_batch
+        return self._trained_on
+
     def batches(self, epoch: int) -> Iterator[Any]:
         """The batches of `epoch` that training has not had yet.
 
@@ -77,7 +90,7 @@ class Feed:
         restored, self._restored = self._restored, False
         self._calls += 1
         what = begin(self._at, restored=restored, epoch=epoch, name=self.name)
-        if self._whole_passes or not self.trained_on:
+        if not self.trained_on:
             what = Begin.AFRESH
         if what is Begin.NOTHING:
             return iter(())
@@ -93,11 +106,20 @@ class Feed:
                 self._audit(self._record(at, turn))
             at = Position(at.epoch, at.seed, turn.consumed, at.served + 1, at.passes)
             self._at = at
-            yield batch
+            yield from self._lend(batch)
             self._require_newest(call)
         self._at = replace(at, finished=True)
         if self._audit is not None:
             self._audit(replace(self._record(at, Turn([], at.consumed, 0)), ended=True))
+
+    def _lend(self, batch: Any) -> Iterator[Any]:
+        """Hand a batch out, and notice the step that may be made before it comes back."""
+        self._steps_at_batch = None if self._steps is None else (self._steps(),)
+        try:
+            yield batch
+        finally:
+            self._trained_on = self.trained_on
+            self._steps_at_batch = None
 
     def _require_newest(self, call: int) -> None:
         if call != self._calls:
@@ -132,7 +154,7 @@ class Feed:
         at, saved = position_from_state(state, self.name)
         if at is None:
             return
-        self.trained_on = bool(state["trained_on"]) and not self._whole_passes
+        self._trained_on = bool(state["trained_on"]) and not self._whole_passes
         changes = differences(saved, self._source.shape)
         if changes and self.trained_on and not at.finished:
             at = self._after_change(at, "; ".join(changes))

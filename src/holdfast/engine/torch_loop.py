@@ -18,7 +18,6 @@ class Loop:
         self._session = session
         self._settings = settings
         self._loaders: dict[str, Any] = {}
-        self._trained_on: set[str] = set()
         self._cut_short = False
         self._audit: AuditLog | None = None
         if settings.audit_data:
@@ -52,15 +51,12 @@ class Loop:
         feed = self.feed(loader, name, **options)
         for batch in feed.batches(session.state.epoch):
             session.stepped = False
-            steps, boundary = session.optimizer_steps, session.state.step
             # A loader that training steps on; one that is only looked at (validation) opens no step.
-            session.in_batch = session.in_batch or feed.name in self._trained_on
+            session.in_batch = session.in_batch or feed.trained_on
             yield batch
-            if session.optimizer_steps != steps or session.state.step != boundary:
-                self._trained_on.add(feed.name)
             if session.stepped:
                 session.end_step(None, {})
-            if feed.name not in self._trained_on:
+            if not feed.trained_on:
                 # Validation is no place to save (averaged weights may stand in for the model) and is not cut
                 # short (the rest of the epoch would take its numbers for whole); but it is a sign of life.
                 session.sign_of_life()
@@ -115,6 +111,7 @@ class Loop:
             seed=self._settings.seed,
             seed_samples=self._settings.seed_samples,
             audit=self._audit,
+            steps=lambda: (self._session.optimizer_steps, state.step),
             **options,
         )
         if name in state.positions:

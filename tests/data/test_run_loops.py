@@ -1,0 +1,107 @@
+"""The loops of a run over its loaders, stopped and started again in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from noisy_samples import Quiet
+from torch import nn
+from torch.utils.data import DataLoader
+
+import holdfast
+from holdfast.data.audit import audit_run
+
+
+class Killed(Exception):
+    """Stands for a crash right behind a step boundary."""
+
+
+def train(folder: Path, body: Any, *, kill_at: int | None = None) -> None:
+    """Run `body(run, step)` where `step()` is one optimizer step and its boundary; a save at every
+    boundary."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(run: Any) -> None:
+        model(torch.ones(1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.end_step()
+        if run.step == kill_at:
+            run.save_now("before the kill").wait()
+            raise Killed
+
+    try:
+        run = holdfast.Run(folder, model=model, optimizer=optimizer, every=1, audit_data=True, spot="off")
+        with run:
+            body(run, step)
+    except Killed:
+        assert kill_at is not None
+
+
+@pytest.mark.parametrize("kill_at", [1, 3, 4, 5, 6, 10])
+def test_a_validation_inside_an_epoch_is_whole_after_a_restart(tmp_path: Path, kill_at: int) -> None:
+    loader, valid = DataLoader(Quiet(20), 4, shuffle=True), DataLoader(Quiet(7), 2)
+    trained: dict[int, list[int]] = {}
+    validated: dict[int, int] = {}
+
+    def body(run: Any, step: Any) -> None:
+        for _ in run.epochs(2):
+            for batch in run.batches(loader, name="train"):
+                trained[run.step] = batch.tolist()
+                step(run)
+                if run.step % 2 == 0:
+                    validated[run.step] = sum(len(b) for b in run.batches(valid, name="valid"))
+
+    train(tmp_path / "killed", body, kill_at=kill_at)
+    train(tmp_path / "killed", body)
+    # The one validation that the kill came before may be missing; every one that ran was whole.
+    assert set(validated.values()) == {7}
+    pieced, trained = trained, {}
+    train(tmp_path / "alone", body)
+    assert pieced == trained
+    report = audit_run(tmp_path / "killed")
+    assert report.ok, report.violations
+
+
+def test_two_training_sets_have_their_own_positions(tmp_path: Path) -> None:
+    first, second = DataLoader(Quiet(24), 4, shuffle=True), DataLoader(Quiet(12), 2, shuffle=True)
+    seen: dict[int, tuple[list[int], list[int]]] = {}
+
+    def body(run: Any, step: Any) -> None:
+        for _ in run.epochs(2):
+            pairs = zip(run.batches(first, name="first"), run.batches(second, name="second"), strict=True)
+            for one, other in pairs:
+                seen[run.step] = (one.tolist(), other.tolist())
+                step(run)
+
+    train(tmp_path / "killed", body, kill_at=4)
+    train(tmp_path / "killed", body, kill_at=8)
+    train(tmp_path / "killed", body)
+    pieced, seen = dict(seen), {}
+    train(tmp_path / "alone", body)
+    assert pieced == seen
+    assert audit_run(tmp_path / "killed").ok
+
+
+def test_a_loop_of_steps_over_a_small_loader_goes_round_exactly(tmp_path: Path) -> None:
+    loader = DataLoader(Quiet(10), 3, shuffle=True)
+    seen: dict[int, list[int]] = {}
+
+    def body(run: Any, step: Any) -> None:
+        for batch in run.steps(11, over=loader):
+            seen[run.step] = batch.tolist()
+            step(run)
+
+    for kill_at in (2, 4, 7, 8):
+        train(tmp_path / "killed", body, kill_at=kill_at)
+    train(tmp_path / "killed", body)
+    pieced, seen = dict(seen), {}
+    train(tmp_path / "alone", body)
+    assert pieced == seen
+    report = audit_run(tmp_path / "killed")
+    assert report.ok, report.violations
+    assert [p.samples for p in report.passes if p.finished] == [10, 10]
