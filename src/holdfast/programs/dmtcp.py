@@ -37,8 +37,8 @@ def require_dmtcp() -> None:
     if missing:
         raise SetupError(
             f"DMTCP is not installed here: {', '.join(missing)} not on PATH",
-            hint="build it from github.com/dmtcp/dmtcp (./configure --prefix=... && make install), load your "
-            "site's module, or use `holdfast app RECIPE` if the program writes checkpoints of its own",
+            hint="load your site's module (often: module load dmtcp) or install it from the DMTCP project, "
+            "or use `holdfast app RECIPE` if the program writes checkpoints of its own",
         )
 
 
