@@ -381,9 +381,9 @@ def test_a_run_must_be_open(tmp_path: Path) -> None:
         lambda: run.epochs(1),
         lambda: run.save_due,
     ):
-        with pytest.raises(SetupError, match="not open"):
+        with pytest.raises(SetupError, match=r"not open"):
             call()
-    with run, pytest.raises(SetupError, match="already open"):
+    with run, pytest.raises(SetupError, match=r"already open"):
         run.__enter__()
 
 
