@@ -157,7 +157,7 @@ class Run:
             self._loop.close()
             self._session = None
         if code is not None and session.stopping.on_stop == "exit":
-            raise SystemExit(code)
+            raise Stopped(code) from None
 
     # ---- what the user reads
 

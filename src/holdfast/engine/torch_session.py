@@ -136,6 +136,8 @@ class Session:
         if learned.get("setting") != setting_key(self._store.where, self._tracked, resumed.bytes):
             # Measured on another machine, disk or state: forget the costs, keep the training time.
             learned.pop("profile", None)
+        # Judged here, where machine and disk are known; the policy would compare with a name of its own.
+        learned["setting"] = self.policy.settings.setting
         self.policy.restore_state(learned)
         self.policy.restored(self._clock.monotonic(), resumed.step, resumed.seconds)
         self._emit(
