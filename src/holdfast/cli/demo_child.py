@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -98,4 +99,6 @@ class TrainingProcess:
         self._ready.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                # What a dead process did not read is not missed.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
             print_json(_described(result))
         else:
             screen = Screen(sys.stdout)
-            screen.write(heading(str(folder)))
+            screen.write(heading())
             result = play(folder, screen.show, options.epochs)
             screen.write(summary(result, screen.glyphs))
     return OK if result.is_identical else FAILED

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from holdfast.cli.demo_script import KILLED, NONE, OURS, PLAIN, DemoResult, Lane, WayResult
-from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
 from holdfast.units import format_bytes, format_seconds
 
@@ -46,10 +45,10 @@ def lane_line(lane: Lane, glyphs: Glyphs) -> str:
     return f"  {lane.title:<14} {bar} {end}"[:80]
 
 
-def heading(folder: str) -> list[str]:
+def heading() -> list[str]:
     return [
         "holdfast demo: the same training three times, then once more with kill -9",
-        f"  a real model on real handwritten digits, in {clean(folder, 30)}; about a minute",
+        "  a real model, real handwritten digits, processes of their own; about a minute",
         "",
     ]
 
