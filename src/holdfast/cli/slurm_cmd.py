@@ -191,7 +191,7 @@ def _hand_over(options: argparse.Namespace) -> int:
     )
     print(f"holdfast: {decision.why}", flush=True)
     if decision.requeue and job is not None:
-        requeue(job.job_id)
+        requeue(job)
     return decision.code
 
 

@@ -103,15 +103,22 @@ def ask_deadline(job_id: str) -> WallDeadline | None:
 
 
 def show_job(job_id: str) -> dict[str, str]:
-    """What `scontrol show job` says, times as seconds since 1970."""
-    answer = _scontrol("--oneliner", "show", "job", job_id)
-    # Values may hold spaces (a command line, a comment); the fields read here never do.
-    return {name: value for name, _, value in (word.partition("=") for word in answer.split())}
+    """What `scontrol show job` says of exactly this job, times as seconds since 1970.
+
+    The last task of an array bears the number of the array itself, and asking for that shows every task.
+    """
+    for line in _scontrol("--oneliner", "show", "job", job_id).splitlines():
+        # Values may hold spaces (a command line, a comment); the fields read here never do.
+        said = {name: value for name, _, value in (word.partition("=") for word in line.split())}
+        if said.get("JobId") == job_id:
+            return said
+    raise SetupError(f"scontrol knows no job {job_id}")
 
 
-def requeue(job_id: str) -> None:
+def requeue(job: SlurmJob) -> None:
     """Back into the queue, under the same number. Slurm then ends what is left of this attempt."""
-    _scontrol("requeue", job_id)
+    # By its label: the number of an array's last task would requeue every task.
+    _scontrol("requeue", job.label)
 
 
 def _scontrol(*arguments: str) -> str:
