@@ -7,6 +7,7 @@ prediction uses the closed form, the true MTBF, and the costs that the training 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import random
 import signal
@@ -114,10 +115,14 @@ def main() -> None:
     lost = [before.died_at - after.resumed_at for before, after in pairwise(lives)]
     up = sum(life.seconds for life in lives)
     rework = [steps * step for steps in lost]
-    # A failure loses the gap so far and a save not yet durable; both begin and end at whole steps.
-    predicted_rework = interval / 2 + persist + step
+    # Saves are taken at whole steps. Exact by renewal: durable saves per life, and saves begun per life.
+    interval += step / 2
+    mtbf = up / len(lives)
+    begun = 1 / math.expm1((interval + stall) / mtbf)
+    durable = math.exp(-(persist + stall) / mtbf) / math.expm1((interval + stall) / mtbf)
+    predicted_rework = mtbf - stall * begun - interval * durable
     measured_stall = stall * sum(life.saves for life in lives) / up
-    predicted_stall = stall / (interval + stall + step / 2)
+    predicted_stall = stall * begun / mtbf
     board.add("measured", "work lost by one kill", "s", rework)
     board.add("predicted", "work lost by one kill", "s", [predicted_rework])
     board.add("measured", "stall", "%", [100 * measured_stall])

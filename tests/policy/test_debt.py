@@ -160,6 +160,18 @@ def test_a_cold_first_save_does_not_put_off_the_second() -> None:
     assert (third.step - second.step) * 0.25 == pytest.approx(0.5 / 0.03, abs=0.25)
 
 
+def test_the_first_save_of_a_new_process_does_not_spoil_the_costs_of_its_predecessor() -> None:
+    known = Profile(step_seconds=0.25, stall_seconds=0.5, cost_seconds=0.5, persist_seconds=5.0, saves=9)
+    policy = build_policy("checkfreq", budget=0.05, profile=known)
+    policy.restored(1000.0, 500, 12.0)
+    training = Pretend(policy, stall=4.0, step=500)  # cold: it allocates
+    training.run(70)
+    assert len(training.saves) == 1
+    training.stall = 0.5
+    training.run(1000)
+    assert set(gaps(training.saves)) <= {40, 41}
+
+
 def test_a_resumed_run_with_a_known_profile_does_not_save_again_at_once() -> None:
     known = Profile(step_seconds=0.25, stall_seconds=2.0, cost_seconds=2.0, persist_seconds=5.0, saves=9)
     policy = build_policy("young", mtbf="3.1 h", profile=known)

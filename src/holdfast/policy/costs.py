@@ -139,11 +139,14 @@ class MeasuredCosts:
             total = self._disturbed_seconds - self._disturbed_steps * usual
             error = self.steps.deviation * math.sqrt(self._disturbed_steps)
         self.forget_disturbed()
+        # Every process allocates anew at its first save; a predecessor's warm costs say more about the next.
+        cold = self.saves_here == 0 and self._stall.count >= 2
         self._saves += 1
         self.saves_here += 1
-        self._stall.add(cost.stall_seconds)
-        # Unclipped: noise of both signs must cancel in the mean.
-        self._cost.add(total, error)
+        if not cold:
+            self._stall.add(cost.stall_seconds)
+            # Unclipped: noise of both signs must cancel in the mean.
+            self._cost.add(total, error)
         self._persist.add(cost.persist_seconds)
         self._durations.append(cost.stall_seconds + cost.persist_seconds)
         self._bytes = cost.bytes

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.events import Event, RunEnded, RunStarted
+from holdfast.events import AttemptEnded, Event, RunEnded, RunStarted
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -62,6 +62,10 @@ class FailureHistory:
             elif isinstance(event, RunEnded) and start is not None:
                 planned = event.how in ("finished", "stopped")
                 spells.append(Spell(start, max(start, event.time), "planned" if planned else "failure"))
+                start = None
+            elif isinstance(event, AttemptEnded) and start is not None:
+                # The supervisor saw the process end that could not say so itself.
+                spells.append(Spell(start, max(start, event.time), "planned" if event.planned else "failure"))
                 start = None
             last = event.time
         if start is not None:
