@@ -125,6 +125,8 @@ def main() -> None:
                 disturbed = train(training, run, watch, cycles)
             left = time.perf_counter() - watch.began
             recovered = train(training, run, watch, cycles + 6)
+    if min(len(calm), len(disturbed), len(recovered)) < 2:
+        sys.exit("too few saves to judge: the machine is too slow or too busy for this benchmark")
     half = len(disturbed) // 2
     before = statistics.median(one.seconds for one in calm[-5:])
     beside = statistics.median(one.seconds for one in disturbed[half:])
