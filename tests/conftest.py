@@ -2,7 +2,6 @@
 leaves behind."""
 
 import contextlib
-import fcntl
 import os
 import threading
 import time
@@ -50,18 +49,3 @@ def _leaves_nothing_behind() -> Iterator[None]:
     left = set(_holdfast_threads()) - threads_before
     assert not left, f"threads left behind: {left}"
     assert _locks_held() == locks_before, "a writer's lock was left behind"
-
-
-@pytest.fixture
-def lock_file_of() -> object:
-    """Whether somebody holds the lock of the run in this folder."""
-
-    def is_locked(folder: Path) -> bool:
-        with open(folder / "LOCK") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
-
-    return is_locked

@@ -85,7 +85,7 @@ class SlowCopies:
 
 
 @pytest.mark.parametrize("copy", ["overlapped", "blocking"])
-@pytest.mark.parametrize("memory_limit", [None, 40_000, 1_000], ids=["two slots", "one slot", "streamed"])
+@pytest.mark.parametrize("memory_limit", [None, 24_000, 1_000], ids=["two slots", "one slot", "streamed"])
 def test_the_file_holds_the_state_at_the_save(tmp_path: Path, copy: Any, memory_limit: int | None) -> None:
     torch.manual_seed(0)
     model, stats = Momentum(), Statistics()
@@ -236,8 +236,82 @@ def test_a_state_that_grows_during_a_slow_write_neither_blocks_nor_poisons(tmp_p
     growing.history.append(torch.ones(3))
     for _ in range(3):
         assert snapshots.take() is None
+    assert taken.snapshot is not None
+    assert taken.snapshot.wait(20)
     taken.release()
     again = snapshots.take()
     assert again is not None
+    assert again.snapshot is not None
+    assert again.snapshot.wait(20)
     again.release()
     assert copier.close(20)
+
+
+def test_a_slot_that_was_given_up_while_being_filled_comes_back_when_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = SlowCopies(monkeypatch)
+    stats = Statistics()
+    copier = Worker("holdfast-copy")
+    settings = Settings(copy="overlapped", memory_limit_bytes=10_000)
+    snapshots = Snapshots(track({"stats": stats}), settings, SystemClock(), copier)
+    taken = snapshots.take()
+    assert taken is not None
+    assert snapshots.budget is not None
+    assert snapshots.budget.slots == 1
+    taken.release()
+    assert snapshots.take() is None  # still being copied into
+    slow.may_copy.set()
+    assert copier.close(20)
+    again = snapshots.take()
+    assert again is not None
+    assert again.snapshot is not None
+    assert again.snapshot.wait(20)
+    again.release()
+    assert copier.close(20)
+
+
+@pytest.mark.parametrize(
+    ("memory_limit", "says"),
+    [(None, "two slots"), (24_000, "one slot"), (1_000, "streamed and block training")],
+)
+def test_the_run_says_what_its_memory_allows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, memory_limit: int | None, says: str
+) -> None:
+    model = Momentum()
+    opt = torch.optim.AdamW(model.parameters())
+    with caplog.at_level("INFO", "holdfast"):
+        with holdfast.Run(tmp_path, memory_limit=memory_limit, model=model, opt=opt) as run:
+            model(torch.randn(2, 4)).backward()
+            opt.step()
+            run.end_step()
+            run.save_now().wait()
+    assert says in caplog.text
+
+
+def test_without_threads_saves_are_made_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    model = nn.Linear(2, 2)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with holdfast.Run(tmp_path, every="1000 steps", copy="overlapped", model=model, opt=opt) as run:
+        model(torch.ones(1, 2)).sum().backward()
+        opt.step()
+        run.end_step()
+        worker_start = threading.Thread.start
+
+        def refuse_ours(self: threading.Thread) -> None:
+            if self.name.startswith("holdfast"):
+                refuse(self)
+            worker_start(self)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse_ours)
+        handle = run.save_now()
+        assert handle.done
+        opt.step()
+        handle.wait()
+        monkeypatch.undo()
+    assert holdfast.checkpoints(tmp_path)[-1].step == 1

@@ -34,7 +34,14 @@ class Worker:
         """`job` must handle its own errors: it has a handle to report them through."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                # The system gives no more threads. Here and now is better than never, and than a fence that
+                # waits for a copy which nobody makes.
+                self._thread = None
+                job()
+                return
         self._jobs.put(job)
 
     def _run(self) -> None:

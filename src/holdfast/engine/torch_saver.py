@@ -166,9 +166,7 @@ class Saver:
                 handle.stall_seconds = before_copy + snapshot.stall_seconds
             return committed
         finally:
-            # A snapshot that is still being copied keeps its slot: handing it out again would mix two steps.
-            if snapshot is None or snapshot.wait(0):
-                taken.release()
+            taken.release()
 
     def _draft(self, request: SaveRequest, taken: Taken) -> CheckpointDraft:
         return CheckpointDraft(

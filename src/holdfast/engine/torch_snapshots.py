@@ -114,7 +114,7 @@ class Snapshots:
         try:
             snapshot.begin()
         except BaseException:
-            snapshot.release()
+            snapshot.abandon()
             raise
         if mode == "blocking":
             started = self._clock.monotonic()

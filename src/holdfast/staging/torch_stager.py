@@ -89,6 +89,7 @@ class Snapshot:
         # Copies that a device has not reported as ended: until then it may write into the slot.
         self._open: list[Ticket] = []
         self._hung = False
+        self._unwanted = False
         self._held: list[_Held] = []
         self._fence_problem: HoldfastError | None = None
         self._fencing = threading.Lock()
@@ -171,6 +172,8 @@ class Snapshot:
                 self._tensors, self._held = (), []
                 self._host_done.set()
                 self._ended.set()
+            if self._unwanted:
+                self.abandon()
 
     def _settle_held(self) -> None:
         with self._fencing:
@@ -222,7 +225,14 @@ class Snapshot:
         return self._ended.wait(timeout)
 
     def release(self) -> None:
-        """Give the slot back; not if a device may still write into it, for that would mix two steps."""
+        """Give the slot back; if it is still being copied into, as soon as that has ended."""
+        with self._fencing:
+            self._unwanted = not self._ended.is_set()
+        if not self._unwanted:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give the slot back at once; not if a device may still write into it: that would mix two steps."""
         for ticket in list(self._open) if not self._hung else ():
             # Another device's copy, begun before this snapshot was given up.
             with contextlib.suppress(SaveError):
