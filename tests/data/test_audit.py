@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
 from holdfast.data.audit import audit_run
 from holdfast.data.audit_log import AuditLog, AuditRecord, read_log
 from holdfast.errors import CorruptCheckpoint, StoreError, StoreNotFound
@@ -247,3 +249,17 @@ def test_the_audit_runs_without_torch(tmp_path: Path) -> None:
     script = "import sys; from holdfast.data.audit import audit_run; r = audit_run(sys.argv[1]); " \
              "assert r.ok; assert 'torch' not in sys.modules"  # fmt: skip
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+
+
+def test_the_command_prints_each_epoch_and_fails_on_a_violation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "good", 0, WHOLE)
+    assert main(["data-audit", str(tmp_path / "good")]) == 0
+    assert "exactly once" in capsys.readouterr().out
+    write(tmp_path / "bad", 0, [*WHOLE[:3], handed(3, indices=[12, 13, 5, 15])])
+    assert main(["data-audit", str(tmp_path / "bad")]) == 3
+    assert "VIOLATED: train, epoch 0: index 5 came twice" in capsys.readouterr().out
+    assert main(["data-audit", "--json", str(tmp_path / "bad")]) == 3
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ok"], len(said["violations"])) == (False, 1)
