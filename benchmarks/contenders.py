@@ -245,11 +245,16 @@ class TorchCheckpointing(Contender):
         super().__init__(training, folder)
         # Imported here because it starts a process: only where it takes part.
         from torch_checkpointing import CheckpointManager
+        from torch_checkpointing.checkpoint_process import CheckpointProcessConfig
+        from torch_checkpointing.config import AsyncCheckpointSaverConfig
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
         # Its direct I/O passes unaligned buffers, which ext4 refuses (EINVAL) and the save fails.
         plain_files = LocalFileSystemStorageConfig(use_direct_io=False)
-        self._manager = CheckpointManager(CheckpointManager.Config(storage_config=plain_files))
+        saving = AsyncCheckpointSaverConfig(
+            process_config=CheckpointProcessConfig(subprocess_init_timeout_secs=300)
+        )
+        self._manager = CheckpointManager(CheckpointManager.Config(storage_config=plain_files, save=saving))
         self._manager.prewarm_staging(training.state())
         self._written: Future[Any] | None = None
 
@@ -300,7 +305,7 @@ class Holdfast(Contender):
         self._after_fence = time.perf_counter()
 
     def save(self, step: int) -> None:
-        self.run.end_step()
+        self.end_step()
         self._handle = self.run.save_now("benchmark")
 
     def step(self) -> float:
@@ -309,6 +314,9 @@ class Holdfast(Contender):
 
     def end_step(self) -> None:
         self.run.end_step()
+        # A run turns Ctrl-C into a request to end the loop; a benchmark has to obey it as well.
+        if self.run.stopping:
+            raise KeyboardInterrupt
 
     def finish(self) -> None:
         if self._handle is not None:
@@ -317,6 +325,8 @@ class Holdfast(Contender):
             self._handle = None
 
     def load(self) -> None:
+        if self.run.stopping:
+            raise KeyboardInterrupt
         into = {"model": self.training.model, "optimizer": self.training.optimizer}
         holdfast.restore(self.folder / "run", into=into)
 

@@ -37,6 +37,7 @@ def iteration(training: Training, contender: Contender) -> tuple[float, float]:
 
 
 def one_save(training: Training, contender: Contender, step: int) -> dict[str, float]:
+    contender.end_step()  # whatever is only done now and then, such as a heartbeat, is done here
     plain, _ = iteration(training, contender)
     idle = timed(contender.end_step)
     iteration(training, contender)
