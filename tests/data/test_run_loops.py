@@ -9,10 +9,11 @@ import pytest
 import torch
 from noisy_samples import Quiet
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import holdfast
 from holdfast.data.audit import audit_run
+from holdfast.errors import SetupError
 
 
 class Killed(Exception):
@@ -105,3 +106,47 @@ def test_a_loop_of_steps_over_a_small_loader_goes_round_exactly(tmp_path: Path) 
     report = audit_run(tmp_path / "killed")
     assert report.ok, report.violations
     assert [p.samples for p in report.passes if p.finished] == [10, 10]
+
+
+class Endless(IterableDataset[int]):
+    """Numbers without end or length, with a state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self):
+        while True:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_of_steps_over_an_endless_loader_repeats_nothing(tmp_path: Path, workers: int) -> None:
+    seen: dict[int, list[int]] = {}
+
+    def body(run: Any, step: Any) -> None:
+        loader = DataLoader(Endless(), 2, num_workers=workers)
+        for batch in run.steps(9, over=loader):
+            seen[run.step] = batch.tolist()
+            step(run)
+
+    for kill_at in (1, 4, 6):
+        train(tmp_path, body, kill_at=kill_at)
+    train(tmp_path, body)
+    assert seen == {step: [2 * step, 2 * step + 1] for step in range(9)}
+    assert audit_run(tmp_path).ok
+
+
+def test_a_loop_of_steps_over_nothing_is_refused(tmp_path: Path) -> None:
+    def body(run: Any, step: Any) -> None:
+        for _ in run.steps(3, over=DataLoader([], 2)):
+            pass
+
+    with pytest.raises(SetupError, match="without batches"):
+        train(tmp_path, body)

@@ -78,11 +78,16 @@ class Loop:
     def endless_batches(self, count: int, loader: Any, name: str | None) -> Iterator[Any]:
         """Batches, epoch after epoch, until `count` steps are done."""
         session, state = self._session, self._session.state
-        feed = self.feed(loader, name)
-        if len(feed) == 0:
-            raise SetupError("run.steps(over=...) was given a loader without batches")
+        empty_passes = 0
         while state.step < count and not session.must_stop():
-            yield from self._batches_until(count, loader, name)
+            empty_passes += 1
+            for batch in self._batches_until(count, loader, name):
+                empty_passes = 0
+                yield batch
+            # Not by its length, which an endless loader does not have. One empty pass is what a restart
+            # behind the last batch of an epoch gives.
+            if empty_passes > 1:
+                raise SetupError("run.steps(over=...) was given a loader without batches")
             if state.step < count and not session.must_stop():
                 session.end_epoch(is_last=False)
         state.is_complete = state.step >= count
