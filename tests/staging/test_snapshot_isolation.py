@@ -315,3 +315,81 @@ def test_without_threads_saves_are_made_where_they_are_asked_for(
         handle.wait()
         monkeypatch.undo()
     assert holdfast.checkpoints(tmp_path)[-1].step == 1
+
+
+class Swapped:
+    """A run whose copy is held back, so that weights can be swapped first, as for validation."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slow = SlowCopies(monkeypatch)
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 200), nn.Linear(200, 100))
+        with torch.no_grad():
+            self.model[0].weight[0, 0] = float("nan")  # must not look like a change
+        self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.run = holdfast.Run(path, every="1000 steps", copy="overlapped", model=self.model, opt=self.opt)
+
+    def swap(self, how: str) -> list[torch.Tensor]:
+        before = [p.data for p in self.model.parameters()]
+        kept = [b.clone() for b in before]
+        for p, b in zip(self.model.parameters(), before, strict=True):
+            if how == "replaced":
+                p.data = b * 0.5
+            else:
+                p.data.mul_(0.5)
+        return kept
+
+    def swap_back(self, kept: list[torch.Tensor]) -> None:
+        for p, b in zip(self.model.parameters(), kept, strict=True):
+            p.data.copy_(b)
+
+
+@pytest.mark.parametrize("how", ["replaced", "in place"])
+def test_weights_swapped_through_data_before_the_copy_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    swapped = Swapped(tmp_path, monkeypatch)
+    with swapped.run as run:
+        run.end_step()
+        handle = run.save_now()
+        kept = swapped.swap(how)
+        swapped.slow.may_copy.set()
+        assert handle.ended_within(20)
+        swapped.swap_back(kept)  # too late: the copy is of the wrong weights, whatever stands there now
+        with pytest.raises(TornSnapshot, match=r"changed, through .data perhaps"):
+            handle.wait()
+        run.end_step()
+    weights = holdfast.load_weights(tmp_path)
+    for (name, now), before in zip(swapped.model.named_parameters(), kept, strict=True):
+        assert torch.equal(weights[name].nan_to_num(), before.nan_to_num()), name
+        assert torch.equal(now.nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("how", ["replaced", "in place"])
+def test_weights_swapped_and_swapped_back_before_the_copy_are_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    swapped = Swapped(tmp_path, monkeypatch)
+    with swapped.run as run:
+        run.end_step()
+        handle = run.save_now()
+        swapped.swap_back(swapped.swap(how))
+        swapped.slow.may_copy.set()
+        handle.wait()
+
+
+def test_of_many_tensors_a_sample_is_guarded_with_the_last_one_copied() -> None:
+    model = nn.ModuleList([nn.Linear(4, 4) for _ in range(500)])
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    copier = Worker("holdfast-copy")
+    snapshots = Snapshots(
+        track({"model": model, "opt": opt}), Settings(copy="blocking"), SystemClock(), copier
+    )
+    taken = snapshots.take()
+    assert taken is not None
+    assert snapshots._layout is not None
+    copies = snapshots._layout.copies
+    assert 32 <= len(copies.guard.positions) <= 64
+    assert (*copies.later.large, *copies.later.small)[-1] in copies.guard.positions
+    assert (*copies.later.large, *copies.later.small)[0] in copies.guard.positions
+    taken.release()

@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.staging.slots import ImageBytes, Lease
 from holdfast.staging.torch_copy import CopyGroup, Placed, copy_group, host_view
 from holdfast.staging.torch_device import Device, Devices, Pairs, Ticket
+from holdfast.staging.torch_guard import Guard
 
 log = logging.getLogger("holdfast")
 
@@ -37,6 +38,7 @@ class CopyPlan:
     later: CopyGroup
     # Those host tensors that are copied later and whose versions are therefore watched.
     watched: tuple[int, ...]
+    guard: Guard
     by_device: tuple[tuple[Device, tuple[int, ...], tuple[int, ...]], ...]
 
     @staticmethod
@@ -47,11 +49,13 @@ class CopyPlan:
             _, now, later = positions.setdefault(id(device), (device, [], []))
             (later if place.lazy else now).append(i)
         _, now, later = positions.pop(id(None), (None, [], []))
+        group = CopyGroup.of(later, places)
         return CopyPlan(
             places=places,
             now=CopyGroup.of(now, places),
-            later=CopyGroup.of(later, places),
+            later=group,
             watched=tuple(later),
+            guard=Guard.of(group, places),
             by_device=tuple((d, tuple(a), tuple(b)) for d, a, b in positions.values() if d is not None),
         )
 
@@ -86,6 +90,7 @@ class Snapshot:
         self._clock = clock
         self._wait_limit = wait_limit
         self._versions: list[int] = []
+        self._noted: Sequence[torch.Tensor | None] = ()
         # Copies that a device has not reported as ended: until then it may write into the slot.
         self._open: list[Ticket] = []
         self._hung = False
@@ -105,6 +110,7 @@ class Snapshot:
         """Copy what may change soon, note the versions of the rest. Raises SaveError."""
         started = self._clock.monotonic()
         self._versions = self._versions_of(self._plan.watched)
+        self._noted = self._plan.guard.note(self._tensors)
         copy_group(self._plan.now, self._plan.places, self._tensors, self.lease.slot)
         for device, now, later in self._plan.by_device:
             self._begin_on(device, now, later)
@@ -158,6 +164,7 @@ class Snapshot:
         try:
             copy_group(self._plan.later, self._plan.places, self._tensors, self.lease.slot)
             self._require_untouched(self._plan.watched, self._versions)
+            self._require_as_noted()
             self._host_done.set()
             for ticket in list(self._open):
                 self._await(ticket)
@@ -182,6 +189,14 @@ class Snapshot:
             # Those that the fence has not seen yet; those that it has may have been updated since, in order.
             for held in self._held:
                 self._require_untouched(held.positions, held.versions)
+
+    def _require_as_noted(self) -> None:
+        changed = self._plan.guard.first_changed(self._noted, self.lease.slot, self._plan.places)
+        if changed is not None:
+            raise TornSnapshot(
+                f"{self._plan.places[changed].label} changed, through .data perhaps, before it was copied",
+                hint="end the step after such a change, or use copy='blocking'; the save is taken again",
+            )
 
     def _versions_of(self, positions: Sequence[int]) -> list[int]:
         return [_version(self._tensors[i]) for i in positions]
