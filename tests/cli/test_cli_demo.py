@@ -22,7 +22,7 @@ KILL = KillResult(
 )  # fmt: skip
 RESULT = DemoResult(
     ways=WAYS, kill=KILL, samples=1500, parameters=4_358_154, state_bytes=52_300_000, epochs=6, steps=282,
-    every=10, threads=1, torch="2.13.0",
+    every=10, threads=1, torch="2.13.0", cores=2, load=0.1,
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_every_line_fits_80_columns():
     ]
     for glyphs in (Glyphs("utf-8"), Glyphs("ascii")):
         lines = [*heading(), *(lane_line(lane, glyphs) for lane in lanes)]
-        lines += summary(RESULT, glyphs)
+        lines += summary(replace(RESULT, load=99.0), glyphs)
         assert max(map(len, lines)) <= 80
 
 
@@ -85,6 +85,11 @@ def test_the_summary_tells_the_numbers_of_this_run():
         "52.3 MB",
     ):
         assert fact in text, fact
+
+
+def test_a_busy_machine_is_mentioned_and_an_idle_one_is_not():
+    assert "noisy" not in "\n".join(summary(RESULT, Glyphs("utf-8")))
+    assert "noisy" in "\n".join(summary(replace(RESULT, load=11.0), Glyphs("utf-8")))
 
 
 def test_a_resumed_bar_begins_where_it_was_resumed():

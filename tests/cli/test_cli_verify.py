@@ -1,11 +1,14 @@
 """`holdfast verify` finds damage, names it, and answers with the documented codes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cli_runs import STEPS, break_manifest, flip
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
+from holdfast.data.audit import audit_run
 
 
 def test_whole_checkpoints_answer_0(holdfast_command, finished_run):
@@ -79,5 +82,19 @@ def test_data_proves_every_sample_once(holdfast_command, audited_run):
     assert answer.code == 0
     assert "every batch accounted for" in answer.out
     said = holdfast_command("verify", audited_run, "--data", "--json").json["data"]
+    assert said["violations"] == []
     assert said["ok"] is True
     assert sum(one["samples"] for one in said["passes"]) == 24
+
+
+def test_a_violated_audit_answers_3(holdfast_command, audited_run, monkeypatch):
+    honest = audit_run(audited_run)
+    monkeypatch.setattr(
+        "holdfast.data.audit.audit_run",
+        lambda path: replace(honest, violations=["index 3 came twice \x1b[2J"]),
+    )
+    answer = holdfast_command("verify", audited_run, "--data")
+    assert answer.code == 3
+    assert "VIOLATED" in answer.out
+    assert "index 3 came twice" in answer.out
+    assert "\x1b" not in answer.out

@@ -5,10 +5,16 @@ import math
 
 import pytest
 
+from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.read import read_files
 from holdfast.cli.exit_codes import of_checked
 from holdfast.cli.json_output import plain
 from holdfast.cli.progress_bar import ProgressBar
+from holdfast.cli.read_only_store import ReadOnlyStore
 from holdfast.cli.terminal import age, clean, columns, plural, shorten, when
+from holdfast.cli.watched_store import WatchedStore
+from holdfast.errors import InternalError
+from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.fake_clock import FakeClock
 
 
@@ -69,6 +75,22 @@ def test_json_holds_no_nan():
 @pytest.mark.parametrize(("verdicts", "code"), [([True, True], 0), ([True, False], 3), ([False], 4), ([], 4)])
 def test_exit_codes_follow_from_what_is_whole(verdicts, code):
     assert of_checked(verdicts) == code
+
+
+def test_reads_are_counted_whoever_reads(finished_run):
+    store = DirectoryStore(finished_run)
+    found = committed(store)[0]
+    told: list[int] = []
+    read_files(WatchedStore(store, told.append), found)
+    assert found.manifest is not None
+    assert sum(told) == found.manifest.total_bytes
+
+
+def test_a_store_that_was_opened_to_read_refuses_to_write(finished_run):
+    name = DirectoryStore(finished_run).names()[0]
+    for verb in (ReadOnlyStore.retire, ReadOnlyStore.abandon):
+        with pytest.raises(InternalError, match="only to read"):
+            verb(ReadOnlyStore(DirectoryStore(finished_run)), name)
 
 
 class Terminal(io.StringIO):

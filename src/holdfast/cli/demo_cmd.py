@@ -61,4 +61,6 @@ def _described(result: DemoResult) -> dict[str, Any]:
         "every": result.every,
         "threads": result.threads,
         "torch": result.torch,
+        "cores": result.cores,
+        "load": result.load,
     }

@@ -64,6 +64,10 @@ def summary(result: DemoResult, glyphs: Glyphs) -> list[str]:
         f"  {'':<14} {'time':>8} {'slower':>9} {'saves':>7}   a save stops training for",
     ]
     lines += [_way_line(way, result) for way in result.ways]
+    if result.is_busy:
+        lines.append(
+            f"  (other work had a load of {result.load:.0f} on {result.cores} cores: these times are noisy)"
+        )
     lines += [
         "",
         f"  killed after step {kill.killed_after_step}, {kill.epoch_share:.0%} into epoch {kill.epoch};"

@@ -5,6 +5,7 @@ Measures and reports; draws nothing. Every number it returns was measured in thi
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 from collections.abc import Callable, Mapping
@@ -78,6 +79,13 @@ class DemoResult:
     every: int
     threads: int
     torch: str
+    cores: int
+    load: float
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other work kept the cores busy when this began: then times are noisy."""
+        return self.load > self.cores / 2
 
     @property
     def is_identical(self) -> bool:
@@ -90,6 +98,8 @@ class DemoResult:
 
 def play(folder: Path, watch: Watch, epochs: int | None = None) -> DemoResult:
     """Do all of it in `folder`, telling `watch` how far each training is."""
+    # Before our own processes count.
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
     with ExitStack() as alive:
 
         def start(name: str) -> TrainingProcess:
@@ -118,6 +128,8 @@ def play(folder: Path, watch: Watch, epochs: int | None = None) -> DemoResult:
         every=EVERY,
         threads=ready["threads"],
         torch=ready["torch"],
+        cores=cores,
+        load=load,
     )
 
 

@@ -15,6 +15,8 @@ from holdfast.cli.run_folder import add_run_argument, choose, open_run
 from holdfast.cli.state_diff import StateDiff, TensorChange, compare
 from holdfast.cli.stored_state import Leaf, StoredTensor, leaves_of, read_layouts
 from holdfast.cli.terminal import clean, columns, plural
+from holdfast.cli.watched_store import WatchedStore
+from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 
 _SHOWN = 20
@@ -60,7 +62,8 @@ def compare_checkpoints(store_a: DirectoryStore, a: Found, store_b: DirectorySto
             mine = {path: leaf for path, leaf in leaves_a.items() if _file(leaf) == file}
             # What moved to another file is compared where it was.
             theirs = {path: leaves_b[path] for path in mine if path in leaves_b}
-            reader_a, reader_b = _Reader(store_a, a, bar), _Reader(store_b, b, bar)
+            reader_a = _Reader(WatchedStore(store_a, bar.add), a)
+            reader_b = _Reader(WatchedStore(store_b, bar.add), b)
             parts.append(compare(mine, theirs, reader_a.bytes_of, reader_b.bytes_of, equal_files=same))
     added = {path: leaf for path, leaf in leaves_b.items() if path not in leaves_a}
     return _joined([*parts, StateDiff(added=tuple(leaf.label for leaf in added.values()))])
@@ -69,14 +72,13 @@ def compare_checkpoints(store_a: DirectoryStore, a: Found, store_b: DirectorySto
 class _Reader:
     """The verified bytes of tensors, a whole file at a time: digests cover chunks, not tensors."""
 
-    def __init__(self, store: DirectoryStore, found: Found, bar: ProgressBar) -> None:
-        self._store, self._found, self._bar = store, found, bar
+    def __init__(self, store: Store, found: Found) -> None:
+        self._store, self._found = store, found
         self._images: dict[str, memoryview] = {}
 
     def bytes_of(self, tensor: StoredTensor) -> memoryview:
         if tensor.file not in self._images:
             self._images |= read_files(self._store, self._found, [tensor.file])
-            self._bar.add(len(self._images[tensor.file]))
         return self._images[tensor.file][tensor.start : tensor.stop]
 
 

@@ -11,9 +11,11 @@ from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.read import Loaded, read_files, require_manifest
 from holdfast.cli.exit_codes import DAMAGED, OK
 from holdfast.cli.json_output import add_json_option, print_json
+from holdfast.cli.progress_bar import ProgressBar
 from holdfast.cli.run_folder import add_run_argument, choose, open_run
 from holdfast.cli.stored_state import StoredTensor, layout_of, leaves_of, read_layouts, tracked_in
 from holdfast.cli.terminal import clean
+from holdfast.cli.watched_store import WatchedStore
 from holdfast.cli.whole_output import new_file, new_folder, require_new
 from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, RestoreError, SetupError, StoreError
 from holdfast.stores.directory import DirectoryStore
@@ -59,7 +61,7 @@ def _load(store: DirectoryStore, which: str | None, model: str | None) -> tuple[
     for found in [choose(store, which)] if which is not None else committed(store):
         try:
             wanted = None if model is None else [_weights_file(store, found, model)]
-            return Loaded(found, read_files(store, found, wanted)), passed_over
+            return Loaded(found, _read(store, found, wanted)), passed_over
         except (CorruptCheckpoint, StoreError) as error:
             if which is not None:
                 raise
@@ -67,6 +69,12 @@ def _load(store: DirectoryStore, which: str | None, model: str | None) -> tuple[
     if not passed_over:
         raise RestoreError(f"there is no checkpoint in {store.where} yet")
     raise NoValidCheckpoint(f"no checkpoint in {store.where} is whole:\n  " + "\n  ".join(passed_over))
+
+
+def _read(store: DirectoryStore, found: Found, wanted: list[str] | None) -> dict[str, memoryview]:
+    records = [r for r in require_manifest(found).files if wanted is None or r.name in wanted]
+    with ProgressBar("reading", sum(record.size for record in records)) as bar:
+        return read_files(WatchedStore(store, bar.add), found, wanted)
 
 
 def _weights_file(store: DirectoryStore, found: Found, model: str) -> str:
