@@ -6,6 +6,7 @@ Returns only when the checkpoint is durable. A save that failed raises; it is ne
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +20,16 @@ from holdfast.stores.base import ImageSource, Store
 
 # What manifests and directory entries take beside the images, for the free-space check.
 _OVERHEAD_BYTES = 4 << 20
+_drafts = itertools.count()
+
+
+def _next_nonce() -> str:
+    """Higher for the later of two: a step can be saved twice (by rhythm, then because the epoch or the loop
+    ended), and the later one must be the newer by name.
+
+    The rest is never from a seeded generator: that would touch training's random streams and repeat.
+    """
+    return f"{next(_drafts) & 0xFFFF:04x}{os.urandom(2).hex()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +41,7 @@ class CheckpointDraft:
     created: str
     reason: str
     parent: Parent | None = None
-    # Never from a seeded generator: that would touch training's random streams and repeat after a resume.
-    nonce: str = field(default_factory=lambda: os.urandom(4).hex())
+    nonce: str = field(default_factory=_next_nonce)
     progress: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     contains: Mapping[str, Any] = field(default_factory=dict)
