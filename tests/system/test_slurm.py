@@ -139,7 +139,8 @@ def test_a_training_of_three_time_limits_finishes_by_requeueing_itself(jobs: Job
     assert len(attempts) >= 3
     assert {one["job"] for one in attempts} == {jobs.ids["requeue"]}
     said = jobs.cluster.run("scontrol", "show", "job", jobs.ids["requeue"])
-    assert f"Restarts={len(attempts) - 1}" in said
+    # More than the attempts if a warning came before the training had opened its run.
+    assert int(said.partition("Restarts=")[2].split()[0]) >= len(attempts) - 1
 
 
 def test_torchrun_starts_on_two_nodes(jobs: Jobs) -> None:

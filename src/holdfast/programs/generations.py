@@ -167,6 +167,13 @@ class Generations:
             )
         return second_choice
 
+    def newest_known(self) -> Generation | None:
+        """The newest of which the manifest can be read, whether or not its stored bytes are whole."""
+        return next((one for one in map(_read, committed(self._store)) if one is not None), None)
+
+    def is_whole(self, generation: Generation) -> bool:
+        return verify(self._store, generation.found).is_whole
+
     def _reject(self, found: Found, why: str) -> None:
         self._emit(CheckpointRejected(time=self._clock.wall(), name=str(found.name), why=why))
 

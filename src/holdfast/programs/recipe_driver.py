@@ -75,46 +75,57 @@ class RecipeDriver:
     # ---- before the program
 
     def start(self, seconds_left: float | None) -> list[str]:
-        generation = self._generations.newest_good(self._suspects)
-        if generation is not None and not generation.files:
-            generation = None
-        resuming = self._continue_from(generation)
+        resuming = self._continue()
         self._kept = self._seen = self._signs()
         left = None if seconds_left is None else seconds_left - self.stop_before
         return self._prepared.arguments(resuming=resuming, seconds_left=left)
 
-    def _continue_from(self, generation: Generation | None) -> bool:
+    def _continue(self) -> bool:
+        """Make the newest good files the ones in place; whether there are any."""
+        begun = self._clock.monotonic()
         present = self._signs()
-        if generation is None:
+        newest = self._generations.newest_known()
+        if newest is None or not newest.files:
             if present:
                 # From before holdfast was there. The program would take them; so do we.
                 self._keep(present, "found when the program was first started")
             return bool(present)
-        begun = self._clock.monotonic()
-        if not self._generations.in_place(generation, self._folder) or set(present) != set(generation.files):
-            if self._is_newer(present, generation):
-                self._keep(present, "written after the last look at it")
-                return True
-            aside = self._generations.put_back(generation, self._folder, present)
-            if aside:
-                self._warn(f"put back generation {generation.found.step}; set aside: {', '.join(aside)}")
-        stored = sum(file.record.size for file in generation.files.values())
-        self._emit(
-            Restored(
-                time=self._clock.wall(), step=generation.found.step, name=generation.name,
-                seconds=self._clock.monotonic() - begun, bytes=stored,
-            )
-        )  # fmt: skip
+        if newest.name not in self._suspects and self._is_in_place(newest, present):
+            if not self._generations.is_whole(newest):
+                self._keep(present, "the stored one is damaged, the one in place is not")
+            self._say_restored(newest, begun)
+            return True
+        if self._is_newer(present, newest):
+            self._keep(present, "written after the last look at it")
+            return True
+        chosen = self._generations.newest_good(self._suspects)
+        assert chosen is not None
+        aside = self._generations.put_back(chosen, self._folder, present)
+        if aside:
+            self._warn(f"put back generation {chosen.found.step}; set aside: {', '.join(aside)}")
+        self._say_restored(chosen, begun)
         return True
 
-    def _is_newer(self, present: Signs, generation: Generation) -> bool:
+    def _is_in_place(self, generation: Generation, present: Signs) -> bool:
+        return set(present) == set(generation.files) and self._generations.in_place(generation, self._folder)
+
+    def _is_newer(self, present: Signs, newest: Generation) -> bool:
         """Whether what lies there is a later checkpoint, and surely whole. Damage leaves the time alone; a
         program that writes into its files may have died halfway."""
         # After a fall-back the file in place is the very one that the program could not read.
         if not self._recipe.replaces_files or not present or self._suspects:
             return False
-        newest = max(file.mtime_ns for file in generation.files.values())
-        return max(sign.mtime_ns for sign in present.values()) > newest
+        last = max(file.mtime_ns for file in newest.files.values())
+        return max(sign.mtime_ns for sign in present.values()) > last
+
+    def _say_restored(self, generation: Generation, begun: float) -> None:
+        self._emit(
+            Restored(
+                time=self._clock.wall(), step=generation.found.step, name=generation.name,
+                seconds=self._clock.monotonic() - begun,
+                bytes=sum(file.record.size for file in generation.files.values()),
+            )
+        )  # fmt: skip
 
     # ---- while it runs
 
