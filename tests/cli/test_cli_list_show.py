@@ -96,6 +96,12 @@ def test_show_of_an_unknown_step_names_the_known_ones(holdfast_command, finished
     assert "there are the steps 5, 10, 15, 20" in answer.err
 
 
+def test_a_step_of_thousands_of_digits_is_only_unknown(holdfast_command, finished_run):
+    answer = holdfast_command("show", finished_run, "1" * 5000)
+    assert answer.code == 1
+    assert "no checkpoint '1111" in answer.err
+
+
 def test_show_warns_of_a_newer_unreadable_checkpoint(holdfast_command, own_run, own_checkpoint):
     break_manifest(own_checkpoint(20))
     answer = holdfast_command("show", own_run)

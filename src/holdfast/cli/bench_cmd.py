@@ -14,6 +14,7 @@ from holdfast.cli.bench_limits import Limits, measure_limits
 from holdfast.cli.exit_codes import OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.terminal import clean, columns, width
+from holdfast.clock import SystemClock
 from holdfast.errors import SetupError, StoreNotFound
 from holdfast.stores.os_errors import store_errors
 from holdfast.units import format_bytes, format_seconds, parse_bytes, parse_seconds
@@ -57,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
             f"there is no folder {where}", hint="give the folder that checkpoints would go to"
         )
     size = affordable_size(asked, _available_memory(), _free_bytes(where))
+    clock = SystemClock()
+    began, load = clock.monotonic(), os.getloadavg()[0]
     # Here, because importing it imports torch.
     from holdfast.cli.torch_bench_saves import measure_saves
 
@@ -66,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     ):
         _tell("measuring memory and disk")
         limits = measure_limits(Path(made), size, seconds * _SHARE_FOR_LIMITS)
-        measured = measure_saves(Path(made), size, seconds * (1 - _SHARE_FOR_LIMITS), _tell)
+        measured = measure_saves(Path(made), size, seconds - (clock.monotonic() - began), _tell)
         _tell("")
     intervals = [
         Interval(
@@ -82,12 +85,15 @@ def run(options: argparse.Namespace) -> int:
                 "directory": where,
                 "asked_bytes": asked,
                 "limits": limits,
+                "load": load,
                 **asdict(measured),
                 "intervals": intervals,
             }
         )
     else:
         _print(where, asked, limits, measured, intervals)
+        if load > (os.cpu_count() or 1) / 2:
+            print(f"\nother work had a load of {load:.0f} on {os.cpu_count()} cores: these numbers are noisy")
     return OK
 
 

@@ -11,6 +11,7 @@ from holdfast.errors import NoValidCheckpoint, RestoreError, StoreNotFound
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.identity import RECORD as IDENTITY
+from holdfast.stores.os_errors import store_errors
 
 NEWEST = "newest"
 
@@ -21,7 +22,11 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 
 def open_run(path: str) -> DirectoryStore:
     """The store of a run; StoreNotFound says what is there instead."""
-    folder = Path(path)
+    with store_errors("look", path):
+        return _open(Path(path), path)
+
+
+def _open(folder: Path, path: str) -> DirectoryStore:
     if not folder.is_dir():
         raise StoreNotFound(f"there is no folder {path}", hint="give the path of a run")
     if not _is_run(folder):
@@ -49,8 +54,10 @@ def choose(store: DirectoryStore, which: str | None) -> Found:
             f"none of the {plural(len(everything), 'checkpoint')} in {store.where} is readable"
         )
     name = parse_checkpoint_name(which)
+    # Python refuses to read thousands of digits, and no step has more than twelve.
+    step = int(which) if which.isdecimal() and len(which) <= 12 else None
     for found in everything:
-        if found.name == name or (which.isdecimal() and found.step == int(which)):
+        if found.name == name or found.step == step:
             return found
     steps = ", ".join(str(step) for step in sorted({found.step for found in everything}))
     raise RestoreError(

@@ -82,6 +82,9 @@ def measure_saves(folder: Path, size: int, seconds: float, tell: Callable[[str],
         # The first save plans and allocates; it is not what the thousandth one costs.
         _one_save(training, run, usual)
         while len(ours) < _MOST_ROUNDS:
+            if run.stopping:
+                # A run takes Ctrl-C for a wish to stop after a checkpoint; here there is nothing to keep.
+                raise KeyboardInterrupt
             tell(f"saving, round {len(ours) + 1}")
             ours.append(_one_save(training, run, usual))
             theirs.append(_torch_save(training, plain_file))
