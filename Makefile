@@ -30,7 +30,8 @@ lint: $(STAMP)
 test: lint ## everything that needs no system packages
 	$(BIN)/python -m pytest -m "not torture and not system" -q
 
-test-system: $(STAMP) ## what needs root or Debian packages
+test-system: $(STAMP) ## what needs root or Debian packages; installs them where it may
+	sh tests/system/install_packages.sh
 	$(BIN)/python -m pytest -m system -q
 
 torture: $(STAMP) ## long soaks: thousands of kills, crash states and flipped bits
