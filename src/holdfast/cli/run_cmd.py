@@ -20,6 +20,8 @@ from holdfast.events import Event
 from holdfast.jobs.attempts import RestartRules
 from holdfast.jobs.deadline import VARIABLE, earliest, parse_deadline, parse_time_limit
 from holdfast.jobs.environment import WallDeadline, detect
+from holdfast.jobs.notices import NoticePoller
+from holdfast.jobs.spot_machine import spot_poller
 from holdfast.jobs.supervisor import Supervisor, SupervisorSettings
 from holdfast.jobs.watchdog import HangLimits
 from holdfast.programs.dmtcp import dmtcp_command
@@ -80,6 +82,9 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--grace", default="10 min", metavar="TIME", help="from a request to stop until the command is killed"
     )
+    parser.add_argument(
+        "--spot", metavar="CLOUD", help="heed notices of auto, aws, gcp or azure (default auto), or off"
+    )
     parser.add_argument("--log", metavar="FILE", help="append every event as a line of JSON")
     parser.add_argument(
         "--output", metavar="FILE", help="the command's output goes here; {attempt} in the name is replaced"
@@ -113,15 +118,24 @@ def run(options: argparse.Namespace) -> int:
         live = sys.stderr.isatty() and options.output is not None
     view = RunView(live=live)
     history = _History(options.log, view.tell)
-    code = Supervisor(
+    notices = spot_poller(options.spot, os.environ)
+    supervisor = Supervisor(
         command,
         settings,
         report=history.report,
         newest_checkpoint=newest_checkpoint,
+        leaving=lambda: _leaving(notices),
         show=view.show,
         open_output=_output(options.output, to_stderr=options.json),
-    ).run()
-    view.clear()
+    )
+    if notices is not None:
+        notices.start()
+    try:
+        code = supervisor.run()
+    finally:
+        view.clear()
+        if notices is not None:
+            notices.close()
     if options.json:
         print_json({"exit_code": code, "run": history.folder, "events": history.as_json()})
     return code
@@ -161,6 +175,12 @@ def _deadline(options: argparse.Namespace) -> WallDeadline | None:
     if os.environ.get(VARIABLE):
         known.append(parse_deadline(os.environ[VARIABLE], now, VARIABLE))
     return earliest(known)
+
+
+def _leaving(notices: NoticePoller | None) -> str | None:
+    """Advice to move soon is for the training itself, which can save without stopping."""
+    notice = None if notices is None else notices.newest
+    return str(notice) if notice is not None and notice.stops else None
 
 
 def newest_checkpoint(run: str) -> str | None:
