@@ -242,6 +242,38 @@ def test_a_failing_prune_fails_no_save(
     assert "a bug in pruning" in caplog.text
 
 
+def test_a_streamed_save_waits_for_the_one_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state outgrows its memory: the first save prunes in the background, the second is streamed here."""
+    import holdfast.engine.torch_session as session_module
+
+    order: list[str] = []
+    may_prune = threading.Event()
+    real_prune, real_write = session_module.prune, DirectoryStore.write
+
+    def prune(*args: Any, **kwargs: Any) -> Any:
+        assert may_prune.wait(60)
+        order.append("pruned")
+        return real_prune(*args, **kwargs)
+
+    def write(self: Any, name: str, source: Any) -> Any:
+        order.append("written")
+        return real_write(self, name, source)
+
+    monkeypatch.setattr(session_module, "prune", prune)
+    monkeypatch.setattr(DirectoryStore, "write", write)
+    script = Script(tmp_path, memory_limit=60_000)
+    with script.run as run:
+        script.step()
+        run.save_now().wait()
+        order.append("grows")
+        run.extras["big"] = torch.zeros(100_000)
+        threading.Timer(0.1, may_prune.set).start()
+        run.save_now().wait()
+        assert order.index("pruned") < order.index("written", order.index("grows"))
+
+
 def test_a_state_dict_that_raises_fails_the_save_and_not_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

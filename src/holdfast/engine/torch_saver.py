@@ -7,6 +7,7 @@ error is kept for whoever asks, and the next boundary starts afresh from the liv
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,7 @@ class Saver:
         self._after_commit = after_commit
         self._previous: Committed | None = None
         self._pending: list[SaveHandle] = []
+        self._turn = threading.Lock()
         self._said_stale = False
         self.last_mode: str = "overlapped"
 
@@ -113,7 +115,20 @@ class Saver:
             handle.ended_within(self._wait_limit)
 
     def _persist(self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float) -> None:
-        """On the background worker. Must always settle the handle and give the memory back."""
+        """On the background worker, or on the training thread where a save is streamed: one at a time, for
+        each names the one before as its parent and prunes. Must settle the handle and give memory back."""
+        if not self._turn.acquire(timeout=self._wait_limit):
+            taken.release()
+            self._report(handle, SaveError(f"step {request.step}: an earlier save is still being written"))
+            return
+        try:
+            self._persist_in_turn(handle, request, taken, before_copy)
+        finally:
+            self._turn.release()
+
+    def _persist_in_turn(
+        self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float
+    ) -> None:
         try:
             committed = self._write(handle, request, taken, before_copy)
         except HoldfastError as error:
