@@ -25,7 +25,7 @@ def pace() -> float:
     jobs_before = (
         int(os.environ.get("SLURM_ARRAY_TASK_ID", "1")) - 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     )
-    return SLOW if jobs_before < 2 else QUICK
+    return SLOW if jobs_before < int(os.environ.get("SLOW_JOBS", "2")) else QUICK
 
 
 def main(run_folder: str, result: str) -> None:

@@ -81,7 +81,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         jobs = Jobs(cluster, folder, reference.read_text(), {})
         jobs.submit("chain", "n1", *LIMITS, "--array", str(TASKS))
         jobs.submit("requeue", "n2", *LIMITS)
-        jobs.submit("preempted", "n3", "--time", "20", "--partition", "low", "--sbatch=--exclusive")
+        jobs.submit(
+            "preempted", "n3", "--time", "20", "--partition", "low", "--sbatch=--exclusive",
+            "--setup", "export SLOW_JOBS=1",
+        )  # fmt: skip
         yield jobs
     finally:
         cluster.stop()
