@@ -16,7 +16,7 @@ from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
 
 PROGRAM = Path(__file__).parent / "counting_program.py"
-GOAL = 500
+GOAL = 400
 RIGHT = f"{GOAL * (GOAL + 1) // 2}\n"
 
 

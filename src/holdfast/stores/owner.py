@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -48,9 +49,15 @@ def this_process(started: str) -> Owner:
         boot_id=_read("/proc/sys/kernel/random/boot_id"),
         pid_namespace=_link("/proc/self/ns/pid"),
         start_ticks=_start_ticks(os.getpid()),
-        job=os.environ.get("SLURM_JOB_ID", ""),
+        job=_job(os.environ),
         started=started,
     )
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """As the scheduler's own commands write it: "1234", or "1234_5" for a task of an array."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def is_alive(owner: Owner, me: Owner) -> bool | None:
