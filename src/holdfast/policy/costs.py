@@ -20,6 +20,13 @@ WINDOW = 255
 # A boundary this much later than usual is a pause (validation, a suspended process), not a slow step.
 PAUSE_STEPS = 10
 PAUSE_SECONDS = 1.0
+# Undisturbed steps older than so many saves tell nothing about the steps beside the present one...
+REMEMBERED_SAVES = 8
+LEAST_REMEMBERED = 8
+# ...and where saves run back to back there are none: after so many disturbed steps, wait for a few others.
+# Otherwise a baseline that was measured on a slow day makes saves look free, and they never stop.
+DISTURBED_IN_A_ROW = 24
+QUIET_LOOK = 2
 # The first save allocates what later ones reuse: 0.6 s against 0.09 s for staging 0.86 GB. Until a second
 # one is known, believe a third of it, or a slow first save would put off the second one needlessly long.
 COLD_SHARE = 1 / 3
@@ -58,7 +65,17 @@ class Smoothed:
 class StepTimes:
     """Length of an undisturbed step: median for decisions, mean and deviation for comparing sums."""
 
-    __slots__ = ("_pauses", "_sum", "_to_skip", "_until_median", "_window", "deviation", "typical")
+    __slots__ = (
+        "_by_save",
+        "_new",
+        "_pauses",
+        "_sum",
+        "_to_skip",
+        "_until_median",
+        "_window",
+        "deviation",
+        "typical",
+    )
 
     def __init__(self, typical: float | None = None) -> None:
         self._window: deque[float] = deque(maxlen=WINDOW)
@@ -66,6 +83,8 @@ class StepTimes:
         self._to_skip = WARM_UP_STEPS
         self._until_median = 0
         self._pauses = 0
+        self._new = 0
+        self._by_save: deque[int] = deque(maxlen=REMEMBERED_SAVES)
         self.typical = typical
         self.deviation = 0.0
 
@@ -89,6 +108,7 @@ class StepTimes:
             self._sum -= window[0]
         window.append(seconds)
         self._sum += seconds
+        self._new += 1
         self._until_median -= 1
         if self._until_median < 0:
             self.typical = median(window)
@@ -96,6 +116,15 @@ class StepTimes:
             mean = total / len(window)
             self.deviation = math.sqrt(sum([(one - mean) ** 2 for one in window]) / len(window))
             self._until_median = len(window) // 4
+
+    def save_measured(self) -> None:
+        """A save has been compared with these steps; forget those that are many saves old."""
+        self._by_save.append(self._new)
+        self._new = 0
+        window = self._window
+        if len(self._by_save) == REMEMBERED_SAVES:
+            for _ in range(len(window) - max(LEAST_REMEMBERED, sum(self._by_save))):
+                self._sum -= window.popleft()
 
     @property
     def mean(self) -> float | None:
@@ -120,9 +149,25 @@ class MeasuredCosts:
         self._durations: deque[float] = deque(maxlen=16)
         self._disturbed_seconds = 0.0
         self._disturbed_steps = 0
+        self._unseen = 0
+        self._quiet = 0
+
+    def quiet_step(self, seconds: float) -> None:
+        """A step with no save about."""
+        self.steps.add(seconds)
+        self._quiet += 1
+        if self._quiet >= QUIET_LOOK:
+            self._unseen = 0
+
+    @property
+    def needs_quiet_steps(self) -> bool:
+        """Whether it is so long since an undisturbed step that the cost of a save cannot be told."""
+        return self._unseen >= DISTURBED_IN_A_ROW
 
     def disturbed_step(self, seconds: float) -> None:
         """A step during which a save was being taken or persisted."""
+        self._quiet = 0
+        self._unseen += 1
         if not self.steps.is_pause(seconds):
             self._disturbed_seconds += seconds
             self._disturbed_steps += 1
@@ -139,6 +184,7 @@ class MeasuredCosts:
             total = self._disturbed_seconds - self._disturbed_steps * usual
             error = self.steps.deviation * math.sqrt(self._disturbed_steps)
         self.forget_disturbed()
+        self.steps.save_measured()
         # Every process allocates anew at its first save; a predecessor's warm costs say more about the next.
         cold = self.saves_here == 0 and self._stall.count >= 2
         self._saves += 1

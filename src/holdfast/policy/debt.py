@@ -41,6 +41,7 @@ _IN_FLIGHT = Decision(False, "a save is in flight")
 _RETRY_LATER = Decision(False, "the last save failed; it is tried again shortly")
 _ENDING = Decision(False, "the last save before the deadline is done")
 _ENDING_SOON = Decision(False, "the last save before the deadline is near")
+_LOOKING = Decision(False, "a few steps without a save show what saves cost")
 _OUT_OF_RHYTHM = Decision(False, "the rhythm is not due")
 
 
@@ -81,6 +82,7 @@ class DebtPolicy:
         self._settling: SaveCost | None = None
         self._disturbed = False
         self._chosen: tuple[str, ...] = ()
+        self.saves_started = 0
 
         self._ending = Ending()
         self._cost_used: float | None = None
@@ -141,7 +143,7 @@ class DebtPolicy:
                 return self._save(now, f"an even part of the time until the deadline, {format_seconds(age)}")
             return _NOT_DUE
         if self._loss.debt >= bounds.price:
-            return self._save(now, self._reason())
+            return _LOOKING if self._costs.needs_quiet_steps else self._save(now, self._reason())
         if seen.epoch_ended and age >= bounds.interval / 2:
             return self._save(now, "the epoch ended, and a save was soon due")
         return _NOT_DUE
@@ -155,6 +157,7 @@ class DebtPolicy:
         if self._rhythm is not None:
             self._rhythm.save_started(step)
         self._disturbed = True
+        self.saves_started += 1
         self._levels.save_started(self._now, step, self._chosen)
         self._chosen = ()
         self._ending.save_started(self._now)
@@ -215,7 +218,7 @@ class DebtPolicy:
         self._step = step
         if not self._disturbed:
             if length is not None:
-                self._costs.steps.add(length)
+                self._costs.quiet_step(length)
             return
         if length is not None:
             self._costs.disturbed_step(length)
