@@ -36,6 +36,7 @@ def test_the_script_that_holdfast_writes_has_no_findings() -> None:
         ('"runs/x"', '"/tmp/x"', "script-location"),
         ("model=model", "keep=1, model=model", "script-keep"),
         ("model=model", 'every="1 step", model=model', "script-every"),
+        ("model=model", 'tiers=["memory", "/tmp/run"], model=model', "script-tiers"),
         ("model=model, optimizer=optimizer", "keep=3", "script-nothing-tracked"),
         ("run.batches(loader)", "loader", "script-data"),
         ("run.batches(loader)", "enumerate(loader)", "script-data"),
@@ -46,6 +47,10 @@ def test_the_script_that_holdfast_writes_has_no_findings() -> None:
 def test_a_mistake_in_a_training_script_is_found(old: str, new: str, check: str) -> None:
     assert old in GOOD
     assert check in checks("train.py", GOOD.replace(old, new))
+
+
+def test_tiers_that_outlive_the_machine_are_fine() -> None:
+    assert checks("train.py", GOOD.replace("model=model", 'tiers=["memory", "/lustre/x"], model=model')) == []
 
 
 def test_a_run_that_is_never_opened_is_found() -> None:

@@ -102,6 +102,13 @@ def _run_call(name: str, call: ast.Call, *, opened: bool) -> Iterator[Finding]:
         yield Finding(
             "script-keep", "problem", f"{line}: keep={keep} leaves nothing to fall back on", "keep=2 or more"
         )
+    tiers = given.get("tiers")
+    places = [_constant(place) for place in tiers.elts] if isinstance(tiers, (ast.List, ast.Tuple)) else []
+    if places and all(isinstance(p, str) and (p == "memory" or p.startswith(_VOLATILE)) for p in places):
+        yield Finding(
+            "script-tiers", "problem", f"{line}: no tier of {places} outlives this machine",
+            "add a shared folder or an object store as the last tier",
+        )  # fmt: skip
     every = _constant(given.get("every"))
     if every in (1, "1 step", "1 steps"):
         yield Finding(
