@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from holdfast.data.worker_signals import outlive_signals_of_the_job
+
 
 class Requests:
     """The sampler of a rebuilt loader. torch may call `iter` on it twice for one pass, so it keeps no
@@ -78,6 +80,7 @@ class _WorkerStart:
         self._users = users
 
     def __call__(self, worker: int) -> None:
+        outlive_signals_of_the_job()
         info = get_worker_info()
         if info is not None:
             wrapped: Any = info.dataset
