@@ -220,6 +220,13 @@ def test_a_problem_of_the_machine_is_found(
     assert names(facts) == [check]
 
 
+def test_a_login_node_without_torch_is_no_drift(run: Path, tmp_path: Path) -> None:
+    commit(run, 30, versions={"torch": "2.13.0"})
+    facts = look(run, tmp_path)
+    there = {**facts.versions, "torch": "not installed"}
+    assert names(dataclasses.replace(facts, versions=there)) == []
+
+
 def test_an_escaped_mount_point_is_read() -> None:
     mounts = parse_mounts("30 22 0:5 / /data/my\\040runs rw - nfs s:/x rw,soft\ngarbage\n")
     assert [mount.point for mount in mounts] == ["/data/my runs"]

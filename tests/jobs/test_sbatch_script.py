@@ -50,6 +50,14 @@ def test_several_nodes_get_one_torchrun_each_that_passes_the_warning_on() -> Non
     assert "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1" in text
 
 
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [("train.py", "python train.py"), ("md.sh", "bash md.sh"), ("prog", "./prog"), ("bin/prog", "bin/prog")],
+)
+def test_every_kind_of_program_is_started_its_own_way(script: str, command: str) -> None:
+    assert f'holdfast run --run "$run" -- {command}\n' in sbatch_script(plan(script=script))
+
+
 def test_all_options_come_before_the_first_command() -> None:
     """Slurm stops reading options at the first line that is not a comment."""
     lines = sbatch_script(plan(array=3, partition="gpu", extra=("--constraint=a100",))).splitlines()

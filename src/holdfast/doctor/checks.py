@@ -226,7 +226,9 @@ def version_drift(facts: Facts) -> Iterator[Finding]:
         return
     for package, here in facts.versions.items():
         then = saved.get(package)
-        if isinstance(then, str) and _release(then) != _release(here) and "unknown" not in (then, here):
+        # A login node without torch is no drift.
+        known = isinstance(then, str) and then != "unknown" and here != "not installed"
+        if known and _release(str(then)) != _release(here):
             yield Finding(
                 "version-drift", "warning",
                 f"the newest checkpoint was saved with {package} {then}; here is {here}",

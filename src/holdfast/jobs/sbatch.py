@@ -138,9 +138,12 @@ def _preparation(plan: SbatchPlan) -> list[str]:
 def _work(plan: SbatchPlan) -> list[str]:
     program = shlex.join([plan.script, *plan.arguments])
     if not plan.is_distributed:
+        runner = {".py": "python ", ".sh": "bash "}.get(plan.script[-3:], "")
+        # The shell looks for a bare name on PATH and not here.
+        here = "" if runner or "/" in plan.script else "./"
         return [
             "# Under srun, because Slurm sends its signals to steps and not to this shell.",
-            f'srun holdfast run --run "$run" -- python {program}',
+            f'srun holdfast run --run "$run" -- {runner}{here}{program}',
             "code=$?",
         ]
     return [
