@@ -29,7 +29,7 @@ def _next_nonce() -> str:
 
     The rest is never from a seeded generator: that would touch training's random streams and repeat.
     """
-    return f"{next(_drafts) & 0xFFFF:04x}{os.urandom(2).hex()}"
+    return f"{next(_drafts) & 0xFFFFFF:06x}{os.urandom(1).hex()}"
 
 
 @dataclass(frozen=True, kw_only=True)
