@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,6 +46,31 @@ class TrackedModule:
         state = self.module.state_dict(keep_vars=True)
         skipped = self._frozen_names()
         return {canonical(k): v for k, v in state.items() if canonical(k) not in skipped}
+
+    def hold(self) -> Callable[[], dict[str, Any]]:
+        """Take it later, before the next optimizer step: its structure does not change meanwhile."""
+        return self.take
+
+    def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]] | None:
+        """Where each tensor hangs, by its id, so that it can be fetched without a walk.
+
+        None where `state_dict` is more than torch's own: hooks and extra state are the user's code and are
+        only ever run on the training thread.
+        """
+        places: dict[int, tuple[dict[str, Any], str]] = {}
+        for part in self.module.modules():
+            kind = type(part)
+            if (
+                kind.state_dict is not nn.Module.state_dict
+                or kind._save_to_state_dict is not nn.Module._save_to_state_dict
+                or kind.get_extra_state is not nn.Module.get_extra_state
+                or part._state_dict_hooks
+                or part._state_dict_pre_hooks
+            ):
+                return None
+            for holder in (part._parameters, part._buffers):
+                places.update({id(t): (holder, name) for name, t in holder.items() if t is not None})
+        return places
 
     def parameter_names(self) -> dict[int, str]:
         named = self.module.named_parameters(remove_duplicate=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,40 @@ class TrackedOptimizer:
 
     def take(self) -> dict[str, Any]:
         return {"state_dict": self.optimizer.state_dict(), "parameters": self._group_names()}
+
+    def hold(self) -> Callable[[], dict[str, Any]]:
+        """Take the state later, before the next step, but the hyper-parameters now: a scheduler may change
+        them before the step that the fence holds back."""
+        groups = [
+            {k: list(v) if type(v) is list else v for k, v in group.items() if k != "params"}
+            for group in self.optimizer.param_groups
+        ]
+
+        def later() -> dict[str, Any]:
+            state = self.optimizer.state_dict()
+            packed = state["param_groups"]
+            state["param_groups"] = [
+                {**mine, "params": group["params"]} for mine, group in zip(groups, packed, strict=True)
+            ]
+            return {"state_dict": state, "parameters": self._group_names()}
+
+        return later
+
+    def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]] | None:
+        """Where hyper-parameters that are tensors hang; None where `state_dict` is more than torch's own."""
+        optimizer = self.optimizer
+        if (
+            type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+            or optimizer._optimizer_state_dict_pre_hooks
+            or optimizer._optimizer_state_dict_post_hooks
+        ):
+            return None
+        return {
+            id(value): (group, name)
+            for group in optimizer.param_groups
+            for name, value in group.items()
+            if isinstance(value, torch.Tensor)
+        }
 
     def fenced_parameters(self) -> set[int]:
         """Those that nothing but a step changes. A frozen one may belong to a momentum encoder, which the

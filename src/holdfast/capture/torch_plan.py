@@ -94,11 +94,13 @@ class StatePlan:
 
 def take_parts(tracked: Iterable[Any]) -> list[Part]:
     """Walk every tracked object. Raises SetupError naming the path of a value that cannot be stored."""
-    parts = []
-    for item in tracked:
-        state = item.take()
-        parts.append(Part(item.key, item.role, state, flatten(state, TORCH_LEAVES, item.key)))
-    return parts
+    return [part_of(item) for item in tracked]
+
+
+def part_of(item: Any, state: Any = None) -> Part:
+    """One tracked object, walked. `state` is its state where it was taken before."""
+    state = item.take() if state is None else state
+    return Part(item.key, item.role, state, flatten(state, TORCH_LEAVES, item.key))
 
 
 def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from holdfast.capture.torch_registry import Tracked
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.settings import Settings
+from holdfast.engine.torch_deferral import Deferral, Held
 from holdfast.errors import SaveError
 from holdfast.staging.copy_choice import CopyChoice, Mode
 from holdfast.staging.memory_budget import SlotBudget, available_host_bytes, choose_slots
@@ -25,6 +27,7 @@ from holdfast.staging.torch_stager import CopyPlan, Snapshot
 from holdfast.staging.torch_stream import StreamedImage
 
 log = logging.getLogger("holdfast")
+_TIMES_TO_BELIEVE_IT = 2
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Layout:
     copies: CopyPlan
     budget: SlotBudget
     pool: SlotPool
+    deferral: Deferral | None
 
 
 @dataclass
@@ -77,6 +81,7 @@ class Snapshots:
         self._available_bytes = available_bytes
         self._layout: Layout | None = None
         self._unfinished: list[Snapshot] = []
+        self._changed_behind = 0
         self.choice = CopyChoice(None if settings.copy == "auto" else settings.copy)
 
     @property
@@ -100,6 +105,8 @@ class Snapshots:
 
     def take(self, *, blocking: bool = False, slot_timeout: float = 0.0) -> Taken | None:
         """Snapshot the state as it is now. None if no slot came free within `slot_timeout`."""
+        if not blocking and (held := self._hold()) is not None:
+            return self._take_behind(held, slot_timeout)
         parts = take_parts(self._tracked)
         layout, tensors = self._fit(parts, slot_timeout)
         if layout is None:
@@ -121,16 +128,64 @@ class Snapshots:
             snapshot.finish()
             snapshot.stall_seconds += self._clock.monotonic() - started
         else:
-            # A loop without optimizer steps never passes the fence: do not pile up what has ended.
-            self._unfinished = [s for s in self._unfinished if not s.wait(0)] + [snapshot]
-            self._copier.submit(snapshot.finish)
+            self._finish_behind(snapshot)
         return Taken(parts, layout.plan, mode, snapshot)
+
+    def _finish_behind(self, snapshot: Snapshot) -> None:
+        # A loop without optimizer steps never passes the fence: do not pile up what has ended.
+        self._unfinished = [s for s in self._unfinished if not s.wait(0)] + [snapshot]
+        self._copier.submit(snapshot.finish)
+
+    def _hold(self) -> Held | None:
+        """What must be taken at once, where the rest may be walked behind training."""
+        layout = self._layout
+        if layout is None or layout.deferral is None or not layout.pool.available:
+            return None
+        if self._changed_behind >= _TIMES_TO_BELIEVE_IT:
+            self._layout = replace(layout, deferral=None)
+            return None
+        return layout.deferral.hold() if self.choice.prefers_overlap else None
+
+    def _take_behind(self, held: Held, slot_timeout: float) -> Taken | None:
+        layout = self._layout
+        assert layout is not None
+        lease = layout.pool.lease(slot_timeout)
+        if lease is None:
+            return None
+        taken = Taken((), layout.plan, self.choice.next_mode(), None)
+
+        def resolve() -> list[torch.Tensor]:
+            # Counted as failed until it has succeeded: some optimizers replace their state at every step,
+            # and are better walked in front of training.
+            self._changed_behind += 1
+            taken.parts, tensors = held.resolve()
+            if all(map(operator.is_, tensors, held.tensors)) or not _replaced(layout, tensors, held):
+                self._changed_behind -= 1
+            return tensors
+
+        snapshot = taken.snapshot = Snapshot(
+            lease,
+            layout.copies,
+            held.tensors,
+            self._clock,
+            self._settings.wait_limit_seconds,
+            resolve=resolve,
+        )
+        try:
+            snapshot.begin()
+        except BaseException:
+            snapshot.abandon()
+            raise
+        self._finish_behind(snapshot)
+        return taken
 
     def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout | None, list[torch.Tensor]]:
         """The layout for this state; None if the memory of the one before is still in use."""
         if self._layout is not None:
             tensors = self._layout.plan.select(parts)
             if tensors is not None:
+                if self._layout.deferral is not None:
+                    self._layout.deferral.expect(tensors)
                 return self._layout, tensors
             # Its memory first: holding both would break the budget.
             if not self._layout.pool.drain(slot_timeout):
@@ -142,10 +197,10 @@ class Snapshots:
             raise SaveError(
                 "the state changed while it was being planned", hint="is another thread training?"
             )
-        self._layout = self._make_layout(plan, tensors)
+        self._layout = self._make_layout(parts, plan, tensors)
         return self._layout, tensors
 
-    def _make_layout(self, plan: StatePlan, tensors: list[torch.Tensor]) -> Layout:
+    def _make_layout(self, parts: Sequence[Part], plan: StatePlan, tensors: list[torch.Tensor]) -> Layout:
         sizes = sum(image.layout.padded_size for image in plan.images)
         budget = choose_slots(sizes, self._available_bytes(), self._settings.memory_limit_bytes)
         (log.info if budget.slots == 2 else log.warning)("holdfast: staging memory: %s", budget.reason)
@@ -158,8 +213,14 @@ class Snapshots:
                 lambda nbytes: self._devices.host_memory(on_device, nbytes),
             )
 
-        copies = CopyPlan.of(plan.placements, tensors, self._devices)
-        return Layout(plan, copies, budget, SlotPool(make_slot, budget.slots))
+        # Only weights are changed behind our back (averaged ones swapped in, clipped through `.data`).
+        weights = {i for i, p in enumerate(plan.placements) if plan.images[p.image].role == "weights"}
+        copies = CopyPlan.of(plan.placements, tensors, self._devices, weights)
+        deferral = None
+        if not copies.by_device and self._changed_behind < _TIMES_TO_BELIEVE_IT:
+            deferral = Deferral(self._tracked, parts, plan, tensors)
+        pool = SlotPool(make_slot, budget.slots)
+        return Layout(plan, copies, budget, pool, deferral if deferral and deferral.is_worthwhile else None)
 
     def _lazy_ids(self) -> set[int]:
         """Tensors that only the step of a tracked optimizer changes, so that the fence protects them.
@@ -174,6 +235,10 @@ class Snapshots:
                 if isinstance(state, dict):
                     fenced.update(id(v) for v in state.values() if isinstance(v, torch.Tensor))
         return fenced
+
+
+def _replaced(layout: Layout, tensors: Sequence[torch.Tensor], held: Held) -> bool:
+    return any(tensors[i] is not held.tensors[i] for i in layout.copies.watched)
 
 
 def _streams(plan: StatePlan, tensors: Sequence[torch.Tensor]) -> list[StreamedImage]:

@@ -32,8 +32,16 @@ class CopyChoice:
     _scatter: float = 0.0
     _saves: int = 0
 
+    @property
+    def prefers_overlap(self) -> bool:
+        """What `next_mode` is about to say."""
+        return self._mode_of(self._saves + 1) == "overlapped"
+
     def next_mode(self) -> Mode:
         self._saves += 1
+        return self._mode_of(self._saves)
+
+    def _mode_of(self, save: int) -> Mode:
         if self.forced:
             return self.forced
         if len(self._costs["overlapped"]) < _KEEP:
@@ -41,7 +49,7 @@ class CopyChoice:
         if not self._costs["blocking"]:
             return "blocking"
         better, other = self._ranked()
-        return other if self._saves % _PROBE_EVERY == 0 else better
+        return other if save % _PROBE_EVERY == 0 else better
 
     def learn(self, mode: Mode, cost_seconds: float, scatter_seconds: float = 0.0) -> None:
         """`scatter_seconds`: how much steps without a save differ among themselves."""

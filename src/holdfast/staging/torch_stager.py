@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.staging.slots import ImageBytes, Lease
 from holdfast.staging.torch_copy import CopyGroup, Placed, copy_group, host_view
 from holdfast.staging.torch_device import Device, Devices, Pairs, Ticket
-from holdfast.staging.torch_guard import Guard
+from holdfast.staging.torch_guard import Guard, Note
 
 log = logging.getLogger("holdfast")
 
@@ -42,7 +42,12 @@ class CopyPlan:
     by_device: tuple[tuple[Device, tuple[int, ...], tuple[int, ...]], ...]
 
     @staticmethod
-    def of(places: Sequence[Placed], tensors: Sequence[torch.Tensor], devices: Devices) -> CopyPlan:
+    def of(
+        places: Sequence[Placed],
+        tensors: Sequence[torch.Tensor],
+        devices: Devices,
+        guarded: Container[int] | None = None,
+    ) -> CopyPlan:
         positions: dict[int, tuple[Device | None, list[int], list[int]]] = {}
         for i, (place, tensor) in enumerate(zip(places, tensors, strict=True)):
             device = devices.of(tensor)
@@ -55,7 +60,7 @@ class CopyPlan:
             now=CopyGroup.of(now, places),
             later=group,
             watched=tuple(later),
-            guard=Guard.of(group, places),
+            guard=Guard.of(group, places, guarded),
             by_device=tuple((d, tuple(a), tuple(b)) for d, a, b in positions.values() if d is not None),
         )
 
@@ -80,17 +85,22 @@ class Snapshot:
         tensors: Sequence[torch.Tensor],
         clock: Clock,
         wait_limit: float,
+        *,
+        resolve: Callable[[], Sequence[torch.Tensor]] | None = None,
     ) -> None:
+        """With `resolve`, what is copied later is only expected to be in `tensors`: `finish` looks it up, and
+        a tensor that is not the expected one means a torn snapshot."""
         self.lease = lease
         self.stall_seconds = 0.0
         self.copy_seconds = 0.0
         self.error: HoldfastError | None = None
         self._plan = plan
         self._tensors: Sequence[torch.Tensor] = tensors
+        self._resolve = resolve
         self._clock = clock
         self._wait_limit = wait_limit
         self._versions: list[int] = []
-        self._noted: Sequence[torch.Tensor | None] = ()
+        self._noted: Sequence[Note | None] = ()
         # Copies that a device has not reported as ended: until then it may write into the slot.
         self._open: list[Ticket] = []
         self._hung = False
@@ -110,7 +120,7 @@ class Snapshot:
         """Copy what may change soon, note the versions of the rest. Raises SaveError."""
         started = self._clock.monotonic()
         self._versions = self._versions_of(self._plan.watched)
-        self._noted = self._plan.guard.note(self._tensors)
+        self._noted = self._plan.guard.note(self._tensors, self._plan.places)
         copy_group(self._plan.now, self._plan.places, self._tensors, self.lease.slot)
         for device, now, later in self._plan.by_device:
             self._begin_on(device, now, later)
@@ -162,6 +172,7 @@ class Snapshot:
         """Copy the rest and check that nothing moved. Never raises: the outcome is in `error`."""
         started = self._clock.monotonic()
         try:
+            self._look_up()
             copy_group(self._plan.later, self._plan.places, self._tensors, self.lease.slot)
             self._require_untouched(self._plan.watched, self._versions)
             self._require_as_noted()
@@ -176,11 +187,19 @@ class Snapshot:
         finally:
             self.copy_seconds = self._clock.monotonic() - started
             with self._fencing:
-                self._tensors, self._held = (), []
+                self._tensors, self._held, self._resolve = (), [], None
                 self._host_done.set()
                 self._ended.set()
             if self._unwanted:
                 self.abandon()
+
+    def _look_up(self) -> None:
+        if self._resolve is None:
+            return
+        expected, self._tensors = self._tensors, self._resolve()
+        for i in self._plan.watched:
+            if self._tensors[i] is not expected[i]:
+                raise TornSnapshot(f"{self._plan.places[i].label} was replaced right after the step")
 
     def _settle_held(self) -> None:
         with self._fencing:
@@ -199,7 +218,11 @@ class Snapshot:
             )
 
     def _versions_of(self, positions: Sequence[int]) -> list[int]:
-        return [_version(self._tensors[i]) for i in positions]
+        tensors = self._tensors
+        try:
+            return [tensors[i]._version for i in positions]
+        except RuntimeError:
+            return [_version(tensors[i]) for i in positions]
 
     def _require_untouched(self, positions: Sequence[int], versions: Sequence[int]) -> None:
         for i, before in zip(positions, versions, strict=True):

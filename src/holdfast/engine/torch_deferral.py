@@ -1,0 +1,115 @@
+"""Walk behind training what nothing but a fenced step changes: on the training thread a save then costs the
+same for a hundred tensors and for a hundred thousand.
+
+Held back are modules and optimizers whose `state_dict` is torch's own. What else may change before the next
+step is taken at the boundary: buffers by the place where they were found, hyper-parameters by value, every
+other object whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.capture.torch_leaves import as_tensor
+from holdfast.capture.torch_plan import Part, StatePlan, part_of
+from holdfast.capture.torch_registry import Tracked
+from holdfast.errors import TornSnapshot
+
+
+@dataclass(frozen=True)
+class Held:
+    """A boundary's state, not yet walked in full. `tensors` are those that are expected, by placement."""
+
+    tensors: list[torch.Tensor]
+    # Called once, on any thread, before the next optimizer step: every part, and every tensor to copy.
+    resolve: Callable[[], tuple[list[Part], list[torch.Tensor]]]
+
+
+class Deferral:
+    """What can wait, worked out once per layout."""
+
+    def __init__(
+        self,
+        tracked: Sequence[Tracked],
+        parts: Sequence[Part],
+        plan: StatePlan,
+        tensors: Sequence[torch.Tensor],
+    ) -> None:
+        self._plan = plan
+        self._tracked = tracked
+        placement_of = {position: i for i, position in enumerate(plan.stored)}
+        # (index of the object, first position of its tensors) of what is taken at every boundary.
+        self._prompt: list[tuple[int, int]] = []
+        self._waiting: list[int] = []
+        self._eager: list[tuple[int, dict[str, Any], str, tuple[Any, ...]]] = []
+        position = 0
+        for index, (item, part) in enumerate(zip(tracked, parts, strict=True)):
+            positions = range(position, position + len(part.flat.tensors))
+            mine = [placement_of[p] for p in positions if p in placement_of]
+            places = item.places_of_tensors() if hasattr(item, "places_of_tensors") else None
+            eager = [i for i in mine if not plan.placements[i].lazy]
+            if places is not None and all(id(tensors[i]) in places for i in eager):
+                self._waiting.append(index)
+                for i in eager:
+                    self._eager.append((i, *places[id(tensors[i])], plan.forms[plan.stored[i]]))
+            else:
+                self._prompt.append((index, position))
+            position += len(positions)
+        self._placement_of = placement_of
+        self.expect(tensors)
+
+    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These were found by the last walk: the ones whose versions are noted at the next boundary."""
+        self._expected = list(tensors)
+
+    @property
+    def is_worthwhile(self) -> bool:
+        return bool(self._waiting)
+
+    def hold(self) -> Held | None:
+        """Take what cannot wait. None if the state no longer fits the plan: then it must be walked now."""
+        tensors = self._expected.copy()
+        parts: dict[int, Part] = {}
+        for index, first in self._prompt:
+            part = parts[index] = part_of(self._tracked[index])
+            if part.flat.shape != self._plan.shapes[index]:
+                return None
+            for position, leaf in enumerate(part.flat.tensors, first):
+                tensor = as_tensor(leaf, part.key)
+                if not _has_form(tensor, self._plan.forms[position]):
+                    return None
+                if position in self._placement_of:
+                    tensors[self._placement_of[position]] = tensor
+        for i, container, key, form in self._eager:
+            buffer = container.get(key)
+            if buffer is None or not _has_form(buffer, form):
+                return None
+            tensors[i] = buffer
+        later: dict[int, Any] = {index: self._hold_back(index) for index in self._waiting}
+
+        def resolve() -> tuple[list[Part], list[torch.Tensor]]:
+            try:
+                for index, state in later.items():
+                    parts[index] = part_of(self._tracked[index], state())
+                everything = [parts[index] for index in range(len(self._tracked))]
+                found = self._plan.select(everything)
+            except Exception as error:
+                raise TornSnapshot(f"the state could not be read behind training: {error!r}") from error
+            if found is None:
+                raise TornSnapshot("the state changed its form right after the step; the save is taken again")
+            return everything, found
+
+        return Held(tensors, resolve)
+
+    def _hold_back(self, index: int) -> Callable[[], Any]:
+        hold: Callable[[], Callable[[], Any]] = self._tracked[index].hold  # type: ignore[attr-defined]
+        return hold()
+
+
+def _has_form(tensor: torch.Tensor, form: tuple[Any, ...]) -> bool:
+    shape, dtype, stride = form
+    return tensor.shape == shape and tensor.dtype is dtype and tensor.stride() == stride
