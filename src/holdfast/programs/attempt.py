@@ -24,6 +24,7 @@ from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.exit_codes import CANNOT_EXECUTE, FINISHED, INTERRUPTED, NOT_FOUND, PLEASE_RUN_AGAIN
 from holdfast.jobs.heartbeat import HeartbeatWriter
 from holdfast.jobs.supervisor_child import Child
+from holdfast.programs.long_save import signs_of_life
 from holdfast.stores.directory import DirectoryStore
 
 log = logging.getLogger("holdfast")
@@ -87,6 +88,7 @@ class Attempt:
         self._deadline = deadline
         self._environ = os.environ if environ is None else environ
         self._stopping: str | None = None
+        self._heartbeat = HeartbeatWriter(None, store.where)
 
     def run(self) -> int:
         """The exit code to end with, as `jobs.exit_codes` documents it. The store must be claimed."""
@@ -101,19 +103,18 @@ class Attempt:
                 pid=os.getpid(), writer_epoch=self._store.writer_epoch,
             )
         )  # fmt: skip
-        heartbeat = HeartbeatWriter.from_environment(self._store.where, self._environ)
+        self._heartbeat = HeartbeatWriter.from_environment(self._store.where, self._environ)
         try:
             with _signals_waited_for() as waiting:
                 try:
                     child = Child(command, self._environ)
                 except OSError as error:
                     return self._cannot_start(command[0], error)
-                returncode = self._watch(child, waiting, heartbeat)
-                return self._end(returncode, heartbeat)
+                return self._end(self._watch(child, waiting))
         finally:
-            heartbeat.close()
+            self._heartbeat.close()
 
-    def _watch(self, child: Child, waiting: set[signal.Signals], heartbeat: HeartbeatWriter) -> int:
+    def _watch(self, child: Child, waiting: set[signal.Signals]) -> int:
         kill_at: float | None = None
         try:
             while True:
@@ -132,7 +133,7 @@ class Attempt:
                     self._warn(f"the program did not stop within {self._driver.stop_seconds:.0f} s")
                     child.kill()
                     kill_at = now + GONE_SECONDS
-                heartbeat.beat(now, self._driver.generation)
+                self._heartbeat.beat(now, self._driver.generation)
         finally:
             if child.returncode() is None:
                 child.kill()
@@ -146,14 +147,16 @@ class Attempt:
 
     def _try(self, save: Callable[[], None]) -> None:
         """A save that fails is said, and tried again later; the program must not suffer from it."""
+        limit = self._driver.stop_seconds
         try:
-            save()
+            with signs_of_life(self._heartbeat, self._clock, self._driver.generation, limit):
+                save()
         except (SaveError, StoreError) as error:
             log.warning("holdfast: no new generation: %s", error)
             step = self._driver.generation + 1
             self._emit(SaveFailed(time=self._clock.wall(), step=step, error=error.message))
 
-    def _end(self, returncode: int, heartbeat: HeartbeatWriter) -> int:
+    def _end(self, returncode: int) -> int:
         complete = False
 
         def last_look() -> None:
@@ -164,17 +167,17 @@ class Attempt:
         step = self._driver.generation
         if complete:
             self._emit(RunEnded(time=self._clock.wall(), step=step, how="finished"))
-            heartbeat.say(step, "finished")
+            self._heartbeat.say(step, "finished")
             return FINISHED
         if self._stopping is not None or returncode == 0:
             # Exit code 0 without the signs of completion: the program stopped itself, as for a time limit.
             why = self._stopping or f"{SAYS_DEADLINE}: the program ended before its work was complete"
             self._emit(RunEnded(time=self._clock.wall(), step=step, how="stopped"))
-            heartbeat.say(step, "stopped", why)
+            self._heartbeat.say(step, "stopped", why)
             return INTERRUPTED if self._stopping == "SIGINT" else PLEASE_RUN_AGAIN
         if returncode not in _FROM_OUTSIDE:
             self._emit(RunEnded(time=self._clock.wall(), step=step, how="error"))
-        heartbeat.say(step, "failed")
+        self._heartbeat.say(step, "failed")
         return returncode if returncode > 0 else 128 - returncode
 
     def _cannot_start(self, program: str, error: OSError) -> int:
