@@ -37,7 +37,9 @@ class Loaded:
 
 def allocate_pages(size: int) -> memoryview:
     """Fresh page-aligned memory, from the system and back to it."""
-    return memoryview(mmap.mmap(-1, max(-(-size // PAGE) * PAGE, PAGE)))[:size]
+    # Private: shared pages cost twice as much to touch for the first time.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return memoryview(mmap.mmap(-1, max(-(-size // PAGE) * PAGE, PAGE), flags=flags))[:size]
 
 
 def read_files(

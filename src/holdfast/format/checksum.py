@@ -18,6 +18,20 @@ def digest(data: bytes | bytearray | memoryview) -> str:
     return result
 
 
+class RunningDigest:
+    """The same digest of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, piece: bytes | bytearray | memoryview) -> None:
+        self._state.update(piece)
+
+    def hex(self) -> str:
+        result: str = self._state.hexdigest()
+        return result
+
+
 def chunk_count(size: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     return -(-size // chunk_bytes)
 
