@@ -14,12 +14,12 @@ from holdfast.capture.environment import describe_environment
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.retain import Ledger, Retention, prune
-from holdfast.checkpoints.write import Committed
+from holdfast.checkpoints.retain import Retention
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.copy_meter import CopyMeter
 from holdfast.engine.handle import SaveHandle
+from holdfast.engine.housekeeping import Housekeeping
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.stop_signals import show_stacks_on_request
@@ -29,13 +29,12 @@ from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_saver import Saver, SaveRequest
 from holdfast.engine.torch_setting import setting_key
 from holdfast.engine.torch_snapshots import Snapshots
-from holdfast.errors import HoldfastError, SaveError, StoreError, TornSnapshot
+from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.events import (
     CheckpointRejected,
     Event,
     NoticeReceived,
     Progress,
-    Pruned,
     Restored,
     RunEnded,
     RunStarted,
@@ -78,12 +77,11 @@ class Session:
         self.resumed: Resumed | None = None
         self._store = store
         self._tracked = tracked
-        self._retention = retention
         self._settings = settings
         self._clock = clock
-        self._ledger = Ledger()
         self._telemetry = Telemetry(Journal(store.where).append)
         self._emit = self._telemetry.emit
+        self._housekeeping = Housekeeping(store, retention, clock, self._telemetry)
         parent = self._restore(history)
         self._optimizers = [t.optimizer for t in tracked if isinstance(t, TrackedOptimizer)]
         self._persister = Worker("holdfast-persist", idle=self._telemetry.flush, polite=True)
@@ -92,7 +90,7 @@ class Session:
         self.meter = CopyMeter(self.snapshots.choice)
         self._saver = Saver(
             store, self.snapshots, describe_environment(), clock, self._emit, self._persister,
-            wait_limit=settings.wait_limit_seconds, parent=parent, after_commit=self._after_commit,
+            wait_limit=settings.wait_limit_seconds, parent=parent, after_commit=self._housekeeping.after_commit,
         )  # fmt: skip
         self.beats = HeartbeatWriter.from_environment(store.where)
         self._metrics: dict[str, float] = {}
@@ -131,7 +129,7 @@ class Session:
         reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
         lost = None if reached is None else max(reached - resumed.step, 0)
         self.resumed = resumed = Resumed(**{**vars(resumed), "steps_lost": lost})
-        self._ledger.resumed_from = resumed.name
+        self._housekeeping.ledger.resumed_from = resumed.name
         learned = dict(self.state.policy)
         if learned.get("setting") != setting_key(self._store.where, self._tracked, resumed.bytes):
             # Measured on another machine, disk or state: forget the costs, keep the training time.
@@ -346,20 +344,6 @@ class Session:
             failures.append(handle.error)
         if failures and may_raise and self._settings.on_save_error == "raise":
             raise failures[0]
-
-    def _after_commit(self, committed: Committed) -> None:
-        """On the background worker: the successor is durable, so something older may go."""
-        self._ledger.committed.add(str(committed.name))
-        try:
-            done = prune(self._store, self._retention, self._ledger, retired=self._tell_pruned)
-            if done.refused and len(self._ledger.committed) > self._retention.latest:
-                log.warning("holdfast: nothing was pruned: %s", done.refused)
-        except (StoreError, SaveError) as error:
-            log.warning("holdfast: pruning failed, older checkpoints stay: %s", error)
-        self._telemetry.flush()
-
-    def _tell_pruned(self, name: str, why: str) -> None:
-        self._emit(Pruned(time=self._clock.wall(), name=name, why=why))
 
     # ---- the end
 
