@@ -103,7 +103,7 @@ class Run:
             "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
         }  # fmt: skip
         self._stop: dict[str, Any] = {"deadline": deadline, "spot": spot, "on_stop": on_stop}
-        Stopping.from_environment(self._clock, **self._stop)  # what cannot be understood is said here
+        Stopping.check(self._clock, **self._stop)
         self.policy: DebtPolicy = build_policy(**self._when)
         self._state = RunState(seed)
         self._tracked = [*track(tracked, save_frozen=save_frozen), self._state, TrackedRandomness()]

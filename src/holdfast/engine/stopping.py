@@ -15,7 +15,7 @@ from holdfast.engine.stop_signals import CTRL_C, StopSignals
 from holdfast.errors import SetupError
 from holdfast.jobs import exit_codes
 from holdfast.jobs.attempts import SAYS_DEADLINE, SAYS_NOTICE
-from holdfast.jobs.deadline import GivenDeadline, as_monotonic, find_deadline
+from holdfast.jobs.deadline import GivenDeadline, as_monotonic, find_deadline, parse_deadline
 from holdfast.jobs.environment import WallDeadline, detect
 from holdfast.jobs.notices import Notice, NoticePoller
 from holdfast.jobs.spot_machine import Spot, spot_poller
@@ -49,6 +49,15 @@ class Stopping:
         self._longest_accumulation = 0.0
 
     @staticmethod
+    def check(clock: Clock, *, deadline: GivenDeadline | None, spot: Spot, on_stop: OnStop) -> None:
+        """What cannot be understood is said when it is given. Asks no scheduler."""
+        if on_stop not in ("exit", "return"):
+            raise SetupError(f"on_stop={on_stop!r}", hint='use "exit" or "return"')
+        if deadline is not None:
+            parse_deadline(deadline, clock.wall())
+        spot_poller(spot, {})
+
+    @staticmethod
     def from_environment(
         clock: Clock,
         *,
@@ -57,8 +66,6 @@ class Stopping:
         on_stop: OnStop,
         environ: Mapping[str, str] | None = None,
     ) -> Stopping:
-        if on_stop not in ("exit", "return"):
-            raise SetupError(f"on_stop={on_stop!r}", hint='use "exit" or "return"')
         environ = os.environ if environ is None else environ
         found = find_deadline(deadline, environ, detect(environ, clock), clock)
         return Stopping(clock, deadline=found, notices=spot_poller(spot, environ), on_stop=on_stop)

@@ -1,7 +1,4 @@
-"""Jobs that need no commands of a scheduler: a shell, a supervisor, or a batch system known by its variables.
-
-Never asks a scheduler anything; what its variables do not say stays unknown.
-"""
+"""Jobs without a module of their own: a shell, a supervisor, or PBS, LSF and SGE, known by a variable."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.clock import Clock
+from holdfast.jobs.deadline_queries import lsf_deadline, pbs_deadline, sge_deadline
 from holdfast.jobs.environment import WallDeadline
 
 # Set by `holdfast run` for its child: 0, 1, 2, ...
 ATTEMPT = "HOLDFAST_ATTEMPT"
-# kind, and the variable that holds the job's id. A Slurm job has a module of its own.
-_SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"), ("sge", "SGE_TASK_ID"))
+# kind, and the variable that tells it.
+_SCHEDULERS = (("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"), ("sge", "SGE_TASK_ID"))
 
 
 @dataclass(frozen=True)
@@ -33,22 +31,19 @@ def plain_job(environ: Mapping[str, str]) -> PlainJob:
 
 
 def batch_job(environ: Mapping[str, str], clock: Clock) -> PlainJob | None:
-    """A job of PBS, LSF or SGE, or of Slurm where nothing better was found."""
+    """A job of PBS, LSF or SGE."""
     for kind, variable in _SCHEDULERS:
         if environ.get(variable):
             return PlainJob(
                 kind=kind,
                 job_id=environ.get("JOB_ID") if kind == "sge" else environ[variable],
                 attempt=_number(environ.get(ATTEMPT)),
-                deadline=_slurm_end(environ) if kind == "slurm" else None,
+                deadline=_DEADLINE_OF[kind](environ, clock),
             )
     return None
 
 
-def _slurm_end(environ: Mapping[str, str]) -> WallDeadline | None:
-    """Counted by Slurm from the start of the allocation, whenever this process began."""
-    end = _number(environ.get("SLURM_JOB_END_TIME"))
-    return WallDeadline(float(end), "SLURM_JOB_END_TIME") if end else None
+_DEADLINE_OF = {"pbs": pbs_deadline, "lsf": lsf_deadline, "sge": sge_deadline}
 
 
 def _number(text: str | None) -> int:
