@@ -90,7 +90,8 @@ class Session:
         self.meter = CopyMeter(self.snapshots.choice)
         self._saver = Saver(
             store, self.snapshots, describe_environment(), clock, self._emit, self._persister,
-            wait_limit=settings.wait_limit_seconds, parent=parent, after_commit=self._housekeeping.after_commit,
+            wait_limit=settings.wait_limit_seconds, parent=parent,
+            after_commit=self._housekeeping.after_commit,
         )  # fmt: skip
         self.beats = HeartbeatWriter.from_environment(store.where)
         self._metrics: dict[str, float] = {}
