@@ -227,12 +227,12 @@ def test_an_unforeseen_exception_in_the_background_reaches_the_caller(
 def test_a_failing_prune_fails_no_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import holdfast.engine.torch_session as session_module
+    import holdfast.engine.housekeeping as housekeeping
 
     def prune(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("a bug in pruning")
 
-    monkeypatch.setattr(session_module, "prune", prune)
+    monkeypatch.setattr(housekeeping, "prune", prune)
     script = Script(tmp_path)
     with script.run as run:
         for _ in range(4):
@@ -246,11 +246,11 @@ def test_a_streamed_save_waits_for_the_one_in_the_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state outgrows its memory: the first save prunes in the background, the second is streamed here."""
-    import holdfast.engine.torch_session as session_module
+    import holdfast.engine.housekeeping as housekeeping
 
     order: list[str] = []
     may_prune = threading.Event()
-    real_prune, real_write = session_module.prune, DirectoryStore.write
+    real_prune, real_write = housekeeping.prune, DirectoryStore.write
 
     def prune(*args: Any, **kwargs: Any) -> Any:
         assert may_prune.wait(60)
@@ -261,7 +261,7 @@ def test_a_streamed_save_waits_for_the_one_in_the_background(
         order.append("written")
         return real_write(self, name, source)
 
-    monkeypatch.setattr(session_module, "prune", prune)
+    monkeypatch.setattr(housekeeping, "prune", prune)
     monkeypatch.setattr(DirectoryStore, "write", write)
     script = Script(tmp_path, memory_limit=60_000)
     with script.run as run:
