@@ -1,4 +1,4 @@
-"""What a job knows of its Slurm: from its variables, and from `scontrol`, here a script that answers alike."""
+"""What a job knows of its Slurm: from its variables, and from a script that answers like `scontrol`."""
 
 import os
 from pathlib import Path
