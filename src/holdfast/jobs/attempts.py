@@ -182,7 +182,7 @@ def next_move(
     if stopping or end.cause in ("preemption", "time limit"):
         return Move(f"{end.cause}; run the same command to continue", exit_code=exit_codes.PLEASE_RUN_AGAIN)
     if rules.no_progress and tally.without_progress >= rules.no_progress:
-        many = "attempt" if tally.without_progress == 1 else f"{tally.without_progress} attempts in a row"
+        many = "1 attempt" if tally.without_progress == 1 else f"{tally.without_progress} attempts in a row"
         return Move(
             f"gave up: {many} made no new checkpoint; the last ended by {end.cause} ({end.detail})",
             exit_code=exit_codes.NO_PROGRESS,
