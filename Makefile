@@ -41,4 +41,4 @@ bench: $(STAMP) ## against torch.save, safetensors, DCP, torch_checkpointing and
 	$(BIN)/python benchmarks/run_all.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-bench .pytest_cache .mypy_cache .ruff_cache
