@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import holdfast
 from holdfast.cli.main import _parser
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,10 @@ def training_objects() -> dict[str, object]:
         "loader": torch.utils.data.DataLoader(data, batch_size=8, shuffle=True),
         "loss_fn": torch.nn.functional.cross_entropy,
         "path": "runs/example",
+        "DataLoader": torch.utils.data.DataLoader,
+        "dataset": data,
+        "files": ["a", "b"],
+        "MyLoader": lambda files, seed, skip: iter(range(skip, 5)),
     }
 
 
@@ -46,8 +51,11 @@ def training_objects() -> dict[str, object]:
 def test_the_python_on_this_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = training_objects()
-    for number, code in enumerate(blocks(page, "python")):
-        exec(compile(f"import holdfast\n{code}", f"{page.name}, block {number}", "exec"), names)
+    # Pages that explain one part of a loop leave the opening of the run to the README.
+    with holdfast.Run("runs/open", model=names["model"], optimizer=names["opt"]) as run:
+        names["run"] = run
+        for number, code in enumerate(blocks(page, "python")):
+            exec(compile(f"import holdfast\n{code}", f"{page.name}, block {number}", "exec"), names)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=lambda p: p.name)
