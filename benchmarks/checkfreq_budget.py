@@ -60,9 +60,9 @@ def holdfast_block(training: Training, run: Any, clock: BlockClock) -> tuple[flo
     saved: list[int] = []
     for step in range(LIMIT_STEPS):
         iterate(training)
-        pending = run.policy.save_pending
+        started = run.policy.saves_started
         run.end_step()
-        if run.policy.save_pending and not pending:
+        if run.policy.saves_started > started:
             saved.append(step)
         if (len(saved) >= SAVES_PER_BLOCK and not run.policy.save_pending) or run.stopping:
             break

@@ -95,10 +95,10 @@ def train(training: Training, run: Any, watch: Watch, cycles: int) -> list[Cycle
         training.forward_backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
-        pending = run.policy.save_pending
+        started = run.policy.saves_started
         run.end_step()
         watch.step(time.perf_counter() - begin, disturbed=disturbed or run.policy.save_pending)
-        if run.policy.save_pending and not pending:
+        if run.policy.saves_started > started:
             watch.save()
     return watch.cycles[first:]
 
