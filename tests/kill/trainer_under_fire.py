@@ -21,7 +21,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 import torch
 
 import holdfast
-import holdfast.engine.torch_session as session_module
+import holdfast.engine.housekeeping as session_module
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.staging.torch_stager import Snapshot
 from holdfast.stores.directory import DirectoryStore

@@ -55,9 +55,9 @@ class Smoothed:
             self.value = sample
             return
         weight = self.WEIGHT
-        if self.value > 0:
+        if (scale := self.CLEAR * self.value) > 0:  # not so for 0, nor for the smallest numbers there are
             sample = min(sample, self.OUTLIER * self.value)
-            weight /= 1 + (error / (self.CLEAR * self.value)) ** 2
+            weight /= 1 + min(error / scale, 1e9) ** 2
         # While they are few, samples count alike, however noisy.
         self.value += max(weight, self.LEAST_WEIGHT, min(self.WEIGHT, 1 / self.count)) * (sample - self.value)
 
