@@ -21,7 +21,8 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 import torch
 
 import holdfast
-import holdfast.engine.housekeeping as session_module
+import holdfast.engine.housekeeping as housekeeping
+import holdfast.engine.torch_session as session_module
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.staging.torch_stager import Snapshot
 from holdfast.stores.directory import DirectoryStore
@@ -40,7 +41,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     "copy": (Snapshot, "finish"),
     "write": (DirectoryStore, "write"),
     "commit": (DirectoryStore, "publish"),
-    "prune": (session_module, "prune"),
+    "prune": (housekeeping, "prune"),
     "retire": (DirectoryStore, "retire"),
     "restore": (session_module, "restore_newest"),
     "claim": (DirectoryStore, "claim"),
