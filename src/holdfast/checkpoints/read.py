@@ -48,7 +48,7 @@ def read_files(
     wanted: Collection[str] | None = None,
     allocate: Allocate = allocate_pages,
     *,
-    threads: int = 2,
+    threads: int = 4,
 ) -> dict[str, memoryview]:
     """The wanted files (all, if None), verified. CorruptCheckpoint names file, chunk and tensors."""
     manifest = require_manifest(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20
 MAX_RANK = 64
 MAX_NAME_BYTES = 512
+
+_CONTROL = re.compile("[\\x00-\\x1f]")
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2, "F16": 2,
@@ -142,7 +145,7 @@ def _parse_entry(name: str, entry: Any) -> tuple[TensorSpec, tuple[int, int]]:
     def refuse(why: str) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"image header entry {name[:80]!r} {why}")
 
-    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES or any(ord(c) < 32 for c in name):
+    if _CONTROL.search(name) or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
         raise refuse("has an unacceptable name")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise refuse("must have exactly dtype, shape and data_offsets")
