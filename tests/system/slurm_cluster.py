@@ -76,7 +76,7 @@ class SlurmCluster:
         self.home = home
         self.configuration = home / "slurm.conf"
         self._started_munge = False
-        # A job must not inherit the allocation of a surrounding one, nor the settings of the pytest that started it.
+        # A job must not inherit a surrounding allocation, nor the settings of the pytest that runs it.
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PYTEST_"))
         }
