@@ -51,6 +51,11 @@ class TrackedModule:
         """Take it later, before the next optimizer step: its structure does not change meanwhile."""
         return self.take
 
+    def identity(self) -> tuple[int, ...]:
+        """Changes when the parameters are replaced, as by `load_state_dict(assign=True)`."""
+        first = next(self.module.parameters(), None)
+        return (id(first),)
+
     def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]] | None:
         """Where each tensor hangs, by its id, so that it can be fetched without a walk.
 

@@ -42,6 +42,11 @@ class TrackedOptimizer:
 
         return later
 
+    def identity(self) -> tuple[int, ...]:
+        """Changes when the state is replaced as a whole, as by `load_state_dict`."""
+        state = self.optimizer.state
+        return id(state), len(state), *(id(v) for v in next(iter(state.values()), {}).values())
+
     def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]] | None:
         """Where hyper-parameters that are tensors hang; None where `state_dict` is more than torch's own."""
         optimizer = self.optimizer

@@ -65,6 +65,10 @@ class Deferral:
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
         """These were found by the last walk: the ones whose versions are noted at the next boundary."""
         self._expected = list(tensors)
+        self._identities = self._identify()
+
+    def _identify(self) -> list[Any]:
+        return [self._tracked[index].identity() for index in self._waiting]  # type: ignore[attr-defined]
 
     @property
     def is_worthwhile(self) -> bool:
@@ -72,6 +76,8 @@ class Deferral:
 
     def hold(self) -> Held | None:
         """Take what cannot wait. None if the state no longer fits the plan: then it must be walked now."""
+        if self._identify() != self._identities:
+            return None
         tensors = self._expected.copy()
         parts: dict[int, Part] = {}
         for index, first in self._prompt:

@@ -393,6 +393,8 @@ class Session:
                 "holdfast: the loop ended with gradients that no optimizer step has used; they are not saved"
             )
         reason = f"stopping: {self.stopping.reason}" if how == "stopped" else "the training loop ended"
+        # All at once: there is nothing left to hide the copy behind, and no later boundary to try again at.
+        self._retry_blocking = True
         try:
             self.save_now(reason).wait()
         except HoldfastError as error:
