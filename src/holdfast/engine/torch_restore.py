@@ -11,9 +11,15 @@ import torch
 
 from holdfast.capture.torch_inflate import inflate_image
 from holdfast.capture.torch_registry import track
-from holdfast.checkpoints.read import Loaded, newest_valid, read_files
+from holdfast.checkpoints.read import Loaded, newest_valid, read_files, require_manifest
 from holdfast.clock import SystemClock
-from holdfast.engine.torch_restorer import Resumed, choose_step, huge_pages, restore_newest
+from holdfast.engine.torch_restorer import (
+    Resumed,
+    choose_step,
+    huge_pages,
+    restore_newest,
+    say_rejected,
+)
 from holdfast.errors import RestoreError, SetupError, StoreNotFound
 from holdfast.stores.directory import DirectoryStore
 
@@ -41,17 +47,16 @@ def load_weights(
     `model` says which one where several were tracked; the default is the only one, or the one called "model".
     """
     store = _open(path)
-    # Reads only the weights files: the optimizer is usually two thirds of a checkpoint.
     found = choose_step(store, step)
     if found is None:
-        loaded = newest_valid(store, huge_pages)
+        loaded = newest_valid(store, huge_pages, reject=say_rejected)
         if loaded is None:
             raise RestoreError(
                 f"there is no checkpoint in {os.fspath(path)}", hint="is this the folder of a run?"
             )
     else:
-        assert found.manifest is not None
-        wanted = [record.name for record in found.manifest.files if record.role == "weights"]
+        # Only the weights files: the optimizer is usually two thirds of a checkpoint.
+        wanted = [record.name for record in require_manifest(found).files if record.role == "weights"]
         loaded = Loaded(found, read_files(store, found, wanted, huge_pages))
     return _pick(_weights(loaded), model, str(loaded.found.name))
 

@@ -38,6 +38,10 @@ def huge_pages(size: int) -> memoryview:
     return anonymous_memory(-(-size // PAGE) * PAGE, children_need_it=True).view[:size]
 
 
+def say_rejected(found: Found, why: str) -> None:
+    log.warning("holdfast: passing over checkpoint %s: %s", found.name, why)
+
+
 def choose_step(store: Store, step: int | None) -> Found | None:
     """The newest checkpoint of the given step; None where none is asked for."""
     if step is None:
@@ -87,7 +91,7 @@ def restore_newest(
 
     def reject(found: Found, why: str) -> None:
         rejected.append(f"{found.name}: {why}")
-        log.warning("holdfast: passing over checkpoint %s: %s", found.name, why)
+        say_rejected(found, why)
         if on_reject is not None:
             on_reject(found, why)
 
