@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,7 +158,7 @@ class Snapshots:
             # and are better walked in front of training.
             self._changed_behind += 1
             taken.parts, tensors = held.resolve()
-            if all(map(operator.is_, tensors, held.tensors)) or not _replaced(layout, tensors, held):
+            if not _replaced(layout, tensors, held):
                 self._changed_behind -= 1
             return tensors
 
