@@ -1,6 +1,9 @@
 """PBS, LSF and SGE, each played by a script that answers as their documentation says."""
 
 import os
+import subprocess
+import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -64,6 +67,19 @@ def test_sge_counts_from_the_jobs_shell(commands) -> None:  # type: ignore[no-un
         job = detect({**commands("qstat", text), "SGE_TASK_ID": "undefined", "JOB_ID": "5"})
         assert job.deadline is not None
         assert job.deadline.at == (_session_began() or 0) + 7200
+
+
+def test_a_session_whose_shell_has_ended_counts_from_its_oldest_process(tmp_path: Path) -> None:
+    # As in a container, where the leader is out of sight.
+    code = "from holdfast.jobs.deadline_queries import _session_began; print(_session_began())"
+    answer = tmp_path / "answer"
+    before = time.time()
+    ends = f"{sys.executable} -c '{code}' > {answer}.part && mv {answer}.part {answer} & exit"
+    subprocess.run(["setsid", "--wait", "sh", "-c", ends], check=True)
+    while not answer.exists():
+        assert time.time() < before + 60
+        os.sched_yield()
+    assert before - 2 < float(answer.read_text()) < time.time()
 
 
 @pytest.mark.parametrize(

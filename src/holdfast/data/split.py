@@ -89,9 +89,11 @@ def turns_of_stream(take: Callable[[int], list[Any]], start: int, share: Share) 
         to_pass -= passed
     consumed = start - max(0, to_pass)
     while len(block := take(share.stride)) == share.stride:
-        head = head if consumed else block[: share.world - 1]
+        # A start before the last item that padding may want: the head goes on in what follows.
+        head += block[: share.world - 1 - len(head)]
         consumed += share.stride
         yield Turn(block[share.rank :: share.world], consumed, 0)
+    head += block[: share.world - 1 - len(head)]
     last = _last_turn(block, head, consumed + len(block), share)
     if last is not None:
         yield last

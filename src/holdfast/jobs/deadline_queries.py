@@ -85,15 +85,25 @@ def _c_time(text: str) -> float | None:
 
 
 def _session_began() -> float | None:
-    """When the shell that runs the job script was started: the job's start, but for its prologue."""
+    """When the shell that runs the job script was started: the job's start, but for its prologue.
+
+    In a container with its own process ids the shell cannot be seen (its id reads as 0): the oldest
+    process of the session among our parents is the nearest that can.
+    """
+    oldest = None
     try:
-        fields = Path(f"/proc/{os.getsid(0)}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        ticks = int(fields[19])
         booted = next(
             int(line.split()[1])
             for line in Path("/proc/stat").read_text().splitlines()
             if line.startswith("btime")
         )
+        process, session = os.getpid(), os.getsid(0)
+        while process:
+            stat = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(stat[3]) != session:
+                break
+            oldest = booted + int(stat[19]) / os.sysconf("SC_CLK_TCK")
+            process = int(stat[1])
     except (OSError, ValueError, IndexError, StopIteration):
-        return None
-    return booted + ticks / os.sysconf("SC_CLK_TCK")
+        pass  # without /proc there is no answer; a parent that just ended leaves the one before it
+    return oldest
