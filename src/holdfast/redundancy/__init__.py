@@ -1,0 +1,1 @@
+"""Surviving lost nodes: schemes, sets, codes, layouts. Pure: no I/O, no clock, no torch."""
