@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.capture.torch_shards import is_sharded, local_of, region_of
 from holdfast.errors import CorruptCheckpoint, SetupError
 from holdfast.format.array_types import array_type_from, describe_array_type
 from holdfast.format.tree import SCALAR, TENSOR, Leaves
@@ -34,6 +35,10 @@ def dtype_from_name(name: Any) -> torch.dtype:
             f"unknown torch type {str(name)[:40]!r}", hint="was it saved by a newer torch?"
         )
     return found
+
+
+def dtype_of_code(code: str) -> torch.dtype:
+    return _BY_CODE[code]
 
 
 def _device_from_text(text: Any) -> torch.device:
@@ -66,9 +71,11 @@ TORCH_LEAVES = Leaves(
 
 
 def as_tensor(leaf: torch.Tensor | np.ndarray[Any, Any], where: str) -> torch.Tensor:
-    """The leaf as a plain strided tensor that shares its memory, or a SetupError that names it."""
+    """The leaf, or this rank's part of it, as a plain strided tensor that shares its memory, or a SetupError
+    that names it."""
     if isinstance(leaf, np.ndarray):
         return _array_as_tensor(leaf, where)
+    leaf = local_of(leaf)
     problem = _why_not_storable(leaf)
     if problem:
         raise SetupError(f"cannot save {where}: {problem}")
@@ -105,6 +112,10 @@ def describe_leaf(leaf: torch.Tensor | np.ndarray[Any, Any], name: str) -> dict[
     if isinstance(leaf, np.ndarray):
         entry["numpy"] = [describe_array_type(leaf.dtype), list(leaf.shape)]
         return entry
+    if is_sharded(leaf):
+        region = region_of(leaf, name)
+        entry["global"], entry["offset"] = list(leaf.shape), list(region.offset)
+        leaf = local_of(leaf).contiguous()  # its strides are the live one's business when it comes back
     if leaf.dtype not in CODES:
         entry["dtype"] = dtype_name(leaf.dtype)
         entry["shape"] = list(leaf.shape)

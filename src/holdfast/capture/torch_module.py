@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from holdfast.capture.torch_shards import is_sharded
 from holdfast.errors import IncompatibleState
 
 # Names that wrappers put in the middle of a key: torch.compile, activation checkpointing, FSDP.
@@ -25,6 +26,13 @@ def unwrap(module: nn.Module) -> nn.Module:
             return module
 
 
+def _is_data_parallel(module: nn.Module) -> bool:
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return True
+    inner = getattr(module, "_orig_mod", None)
+    return isinstance(inner, nn.Module) and _is_data_parallel(inner)
+
+
 def canonical(key: str) -> str:
     for part in _WRAPPER_PARTS:
         key = key.replace(part, "")
@@ -39,6 +47,8 @@ class TrackedModule:
     def __init__(self, key: str, module: nn.Module, *, save_frozen: bool = True) -> None:
         self.key = key
         self.module = unwrap(module)
+        # Its parameters are the same on every rank after every step.
+        self.is_replicated = _is_data_parallel(module)
         self.save_frozen = save_frozen
 
     def take(self) -> dict[str, Any]:
@@ -72,6 +82,9 @@ class TrackedModule:
                 or part._state_dict_hooks
                 or part._state_dict_pre_hooks
             ):
+                return None
+            if any(map(is_sharded, part._parameters.values())):
+                # FSDP puts the gathered parameter in this place during a forward pass.
                 return None
             for holder in (part._parameters, part._buffers):
                 places.update({id(t): (holder, name) for name, t in holder.items() if t is not None})

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from holdfast.capture.torch_leaves import CODES, TORCH_LEAVES, as_tensor, describe_leaf
+from holdfast.capture.torch_shards import Sharing, is_sharded, local_of, spread, writes_it
 from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
+from holdfast.format.names import of_rank
 from holdfast.format.tree import Flat, flatten, show_path, skeleton
 
 METADATA_KEY = "holdfast.skeleton"
@@ -65,6 +67,10 @@ class StatePlan:
     arrays: Mapping[int, tuple[np.dtype[Any], tuple[int, ...]]]
     shapes: tuple[list[Any], ...]
     forms: list[tuple[Any, ...]]
+    # Positions of tensors of which this rank holds a part.
+    sharded: tuple[int, ...] = ()
+    # Stands for how the tensors that all ranks hold alike were divided: equal on all of them, or no commit.
+    shared: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -82,6 +88,8 @@ class StatePlan:
             if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != form:
                 return None
             tensors[index] = as_tensor(array, "array")
+        for index in self.sharded:
+            tensors[index] = local_of(tensors[index])
         # A loop that keeps nothing: 12,000 fresh tuples would wake the garbage collector at every save.
         for tensor, (shape, dtype, stride) in zip(tensors, self.forms, strict=True):
             if tensor.shape != shape or tensor.dtype is not dtype or tensor.stride() != stride:
@@ -103,8 +111,14 @@ def part_of(item: Any, state: Any = None) -> Part:
     return Part(item.key, item.role, state, flatten(state, TORCH_LEAVES, item.key))
 
 
-def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
-    """Lay out images for this state. `lazy_ids` are tensors that only a fenced optimizer step changes."""
+def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | None = None) -> StatePlan:
+    """Lay out images for this state. `lazy_ids` are tensors that only a fenced optimizer step changes.
+
+    With `sharing`, the images are one rank's: of what several ranks hold, each writes its share.
+    """
+    owners = _owners(parts, sharing)
+    sharded: list[int] = []
+    shared_names: list[tuple[str, str, int, int]] = []
     stored: list[int] = []
     tied: list[tuple[int, int]] = []
     arrays: dict[int, tuple[np.dtype[Any], tuple[int, ...]]] = {}
@@ -133,16 +147,22 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
                 else:
                     name = _tensor_name(part, path, taken)
                     seen[identity] = (position, name)
-                    specs.append(_spec(tensor, name))
-                    stored.append(position)
-                    located.append((image_index, name, tensor, id(leaf) in lazy_ids, label))
-                entries.append(describe_leaf(leaf, name))
+                    if _is_mine(leaf, name, owners, sharing):
+                        specs.append(_spec(tensor, name))
+                        stored.append(position)
+                        located.append((image_index, name, tensor, id(leaf) in lazy_ids, label))
+                if is_sharded(leaf):
+                    sharded.append(position)
+                if id(leaf) in owners:
+                    shared_names.append((part.key, name, tensor.nbytes, owners[id(leaf)]))
+                entries.append(describe_leaf(leaf, name) | ({"shared": True} if id(leaf) in owners else {}))
                 position += 1
             skeletons[part.key] = skeleton(part.state, TORCH_LEAVES, iter(entries), part.key)
         metadata = {METADATA_KEY: json.dumps(skeletons, separators=(",", ":"))}
         if role == "weights":
             metadata["format"] = "pt"
         keys = tuple(part.key for part in members)
+        file = file if sharing is None else of_rank(file, sharing.rank)
         images.append(ImagePlan(file, role, keys, plan_image(specs, metadata)))
     placements = []
     for image_index, name, tensor, lazy, label in located:
@@ -156,7 +176,25 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int]) -> StatePlan:
         arrays=arrays,
         shapes=tuple(part.flat.shape for part in parts),
         forms=forms,
+        sharded=tuple(sharded),
+        shared=hashlib.sha256(repr(shared_names).encode()).hexdigest() if shared_names else "",
     )
+
+
+def _owners(parts: Sequence[Part], sharing: Sharing | None) -> dict[int, int]:
+    """Which rank writes each of the tensors that all ranks hold alike, by id."""
+    if sharing is None:
+        return {}
+    alike = {id(t): t for part in parts for t in part.flat.tensors if id(t) in sharing.replicated}
+    return dict(zip(alike, spread([t.nbytes for t in alike.values()], sharing.world), strict=True))
+
+
+def _is_mine(leaf: Any, name: str, owners: Mapping[int, int], sharing: Sharing | None) -> bool:
+    if sharing is None:
+        return True
+    if is_sharded(leaf):
+        return writes_it(leaf, name)
+    return owners.get(id(leaf), sharing.rank) == sharing.rank
 
 
 def encode_values(parts: Sequence[Part]) -> dict[str, list[Any]]:
@@ -170,10 +208,14 @@ def summarise(parts: Sequence[Part]) -> dict[str, Any]:
         part.key: {
             "role": part.role,
             "tensors": len(part.flat.tensors),
-            "bytes": sum(t.nbytes for t in part.flat.tensors),
+            "bytes": sum(_nbytes(t) for t in part.flat.tensors),
         }
         for part in parts
     }
+
+
+def _nbytes(leaf: Any) -> int:
+    return int(leaf.nbytes if isinstance(leaf, np.ndarray) else local_of(leaf).nbytes)
 
 
 def _group_by_image(parts: Sequence[Part]) -> list[tuple[str, str, list[Part]]]:

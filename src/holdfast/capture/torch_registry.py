@@ -64,6 +64,14 @@ def track(objects: Mapping[str, Any], *, save_frozen: bool = True) -> list[Track
 def restore_all(tracked: Iterable[Tracked], states: Mapping[str, Any]) -> None:
     """Give every state back, or raise IncompatibleState before anything was touched."""
     tracked = list(tracked)
+    check_all(tracked, states)
+    for item in tracked:
+        item.apply(states[item.key])
+
+
+def check_all(tracked: Iterable[Tracked], states: Mapping[str, Any]) -> None:
+    """Raise IncompatibleState if a state is missing or does not fit. Touches nothing."""
+    tracked = list(tracked)
     missing = [t.key for t in tracked if t.key not in states]
     if missing:
         raise IncompatibleState(
@@ -72,8 +80,6 @@ def restore_all(tracked: Iterable[Tracked], states: Mapping[str, Any]) -> None:
         )
     for item in tracked:
         item.check(states[item.key])
-    for item in tracked:
-        item.apply(states[item.key])
 
 
-__all__ = ["RESERVED", "Tracked", "TrackedRandomness", "restore_all", "track"]
+__all__ = ["RESERVED", "Tracked", "TrackedRandomness", "check_all", "restore_all", "track"]

@@ -5,6 +5,7 @@ Reading a state draws nothing. NumPy's and Python's are kept as packed bytes, no
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 from typing import Any
@@ -41,6 +42,15 @@ class TrackedRandomness:
         torch.set_rng_state(_bytes_tensor(state["torch"]))
         for index, packed in enumerate(state["accelerator"]):
             _device_module().set_rng_state(_bytes_tensor(packed), index)
+
+
+def begin_own_streams(salt: str) -> None:
+    """New random streams for a rank that did not exist when the checkpoint was made: like no other rank's,
+    and the same whenever that checkpoint is restored."""
+    words = np.frombuffer(hashlib.sha256(salt.encode()).digest(), dtype=np.uint64)
+    random.seed(int(words[0]))
+    np.random.seed(words[1:2].view(np.uint32))
+    torch.manual_seed(int(words[2] >> np.uint64(1)))
 
 
 def _bytes_tensor(packed: bytes) -> torch.Tensor:

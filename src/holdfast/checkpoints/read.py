@@ -9,6 +9,7 @@ import mmap
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 from holdfast.checkpoints.find import Found, committed
 from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, RestoreError, StoreError
@@ -19,6 +20,7 @@ from holdfast.stores.base import PAGE, Store, StoredFile
 from holdfast.stores.side_by_side import side_by_side
 
 Allocate = Callable[[int], memoryview]
+T = TypeVar("T")
 _RELISTINGS = 5
 
 
@@ -81,6 +83,15 @@ def newest_valid(
 
     `reject(found, why)` hears of every one passed over. NoValidCheckpoint if all were.
     """
+    return newest_loadable(
+        store, lambda found: Loaded(found, read_files(store, found, wanted, allocate)), reject=reject
+    )
+
+
+def newest_loadable(
+    store: Store, load: Callable[[Found], T], *, reject: Callable[[Found, str], None] | None = None
+) -> T | None:
+    """What `load` makes of the newest checkpoint that it finds whole; the rest as for `newest_valid`."""
     reasons: list[str] = []
     for _ in range(_RELISTINGS):
         candidates = committed(store)
@@ -88,7 +99,7 @@ def newest_valid(
         reasons = [] if candidates else reasons
         for found in candidates:
             try:
-                return Loaded(found, read_files(store, found, wanted, allocate))
+                return load(found)
             except (CorruptCheckpoint, StoreError) as error:
                 reasons.append(f"{found.name}: {error.message}")
                 if reject is not None:
@@ -98,7 +109,11 @@ def newest_valid(
             break
     if not reasons:
         return None
-    raise NoValidCheckpoint(
+    raise none_is_whole(store, reasons)
+
+
+def none_is_whole(store: Store, reasons: list[str]) -> NoValidCheckpoint:
+    return NoValidCheckpoint(
         f"{store.where} holds {len(reasons)} checkpoints and none is whole:\n  " + "\n  ".join(reasons),
         hint="restore them from another copy, or start afresh with another path",
     )

@@ -42,6 +42,7 @@ class CheckpointDraft:
     reason: str
     parent: Parent | None = None
     nonce: str = field(default_factory=_next_nonce)
+    world: int = 1
     progress: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     contains: Mapping[str, Any] = field(default_factory=dict)
@@ -75,13 +76,13 @@ def write_checkpoint(store: Store, draft: CheckpointDraft, sources: Sequence[Ima
     if len({source.name for source in sources}) != len(sources):
         raise InternalError(f"two files of one name in the checkpoint of step {draft.step}")
     # First, and without files: a value that cannot be stored should not cost a gigabyte of writing.
-    _manifest(store, draft).to_bytes()
+    draft_manifest(store, draft).to_bytes()
     name = str(draft.name)
     store.begin(name, sum(source.size for source in sources) + _OVERHEAD_BYTES)
     try:
         records = [store.write(name, source) for source in sources]
         named = [replace(record, role=draft.roles.get(record.name, "")) for record in records]
-        manifest = replace(_manifest(store, draft), files=tuple(named))
+        manifest = replace(draft_manifest(store, draft), files=tuple(named))
         data = manifest.to_bytes()
         store.publish(name, data)
     except BaseException:
@@ -92,6 +93,7 @@ def write_checkpoint(store: Store, draft: CheckpointDraft, sources: Sequence[Ima
     return Committed(draft.name, manifest, seal_of(data))
 
 
-def _manifest(store: Store, draft: CheckpointDraft) -> Manifest:
+def draft_manifest(store: Store, draft: CheckpointDraft) -> Manifest:
+    """What the manifest will say, but for the files."""
     said = {f.name: getattr(draft, f.name) for f in fields(draft) if f.name != "roles"}
     return Manifest(store=store.uuid, files=(), **said)

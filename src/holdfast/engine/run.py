@@ -15,6 +15,7 @@ from holdfast.engine.handle import SaveHandle
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
+from holdfast.engine.together import Together, claim_together
 from holdfast.engine.torch_loop import Loop
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
@@ -24,6 +25,7 @@ from holdfast.jobs.spot_machine import Spot
 from holdfast.policy.build import build_policy
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.failures import FailureHistory
+from holdfast.ranks.torch_team import team_from_torch
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
 from holdfast.units import Every
@@ -119,8 +121,14 @@ class Run:
     def __enter__(self) -> Self:
         if self._session is not None:
             raise SetupError("this run is already open")
+        limit = self._settings.wait_limit_seconds
+        team = team_from_torch(os.path.abspath(self.path), limit=limit)
         store = DirectoryStore(self.path, clock=self._clock)
-        store.claim()
+        if team is None:
+            store.claim()
+        else:
+            claim_together(store, team, limit)
+        together = None if team is None else Together(team, self._clock, limit=limit)
         try:
             events = read_events(self.path)
             self.policy = build_policy(**self._when, history=FailureHistory.from_events(events))
@@ -134,9 +142,12 @@ class Run:
                 self._clock,
                 events,
                 Stopping.from_environment(self._clock, **self._stop),
+                together,
             )
         except BaseException:
             store.release()
+            if together is not None:
+                together.close()
             raise
         try:
             self._loop = Loop(session, self._settings)
@@ -245,5 +256,3 @@ def _refuse_what_is_not_there_yet(tiers: Sequence[str] | None) -> None:
         raise SetupError(
             "tiers= is not available in this version", hint="the run's own folder is the one tier"
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SetupError("several ranks are not supported in this version", hint="run a single process")

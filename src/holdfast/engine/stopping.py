@@ -46,6 +46,7 @@ class Stopping:
         self._deadline_source = "" if deadline is None else deadline.source
         self._notices = notices
         self._final_save_taken = False
+        self._agreed: tuple[str, int] | None = None
         self._longest_accumulation = 0.0
 
     @staticmethod
@@ -83,6 +84,8 @@ class Stopping:
     @property
     def reason(self) -> str | None:
         """Why the loop must end at the next boundary, or None. Asked at every step."""
+        if self._agreed is not None:
+            return self._agreed[0]
         if self.signals.reason is not None:
             return self.signals.reason
         if self._final_save_taken:
@@ -97,7 +100,18 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
+        if self._agreed is not None:
+            return self._agreed[1]
         return exit_codes.INTERRUPTED if self.signals.reason == CTRL_C else exit_codes.PLEASE_RUN_AGAIN
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether every rank stops at this boundary."""
+        return self._agreed is not None
+
+    def agreed(self, reason: str, exit_code: int) -> None:
+        """Some rank was asked to stop, and all of them do so here."""
+        self._agreed = (reason, exit_code)
 
     def final_save_taken(self) -> None:
         """No later save would be in time, so what is trained from here on would be trained twice."""

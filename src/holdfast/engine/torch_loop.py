@@ -20,6 +20,8 @@ class Loop:
         self._loaders: dict[str, Any] = {}
         self._cut_short = False
         self._audit: AuditLog | None = None
+        team = session.together.team if session.together else None
+        self._rank, self._world = (team.rank, team.world) if team else (0, 1)
         if settings.audit_data:
             state = session.state
             self._audit = AuditLog(
@@ -27,6 +29,8 @@ class Loop:
                 attempt=session.writer_epoch,
                 start_step=state.step,
                 step=lambda: state.step,
+                rank=self._rank,
+                world=self._world,
             )
 
     def close(self) -> None:
@@ -117,6 +121,8 @@ class Loop:
             seed_samples=self._settings.seed_samples,
             audit=self._audit,
             steps=lambda: (self._session.optimizer_steps, state.step),
+            rank=self._rank,
+            world=self._world,
             **options,
         )
         if name in state.positions:

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.capture.torch_inflate import inflate_image
-from holdfast.capture.torch_registry import Tracked, restore_all
+from holdfast.capture.torch_live import has_shards
+from holdfast.capture.torch_registry import Tracked, check_all, restore_all
+from holdfast.capture.torch_rng import begin_own_streams
 from holdfast.checkpoints.find import Found, committed
-from holdfast.checkpoints.read import Loaded, newest_valid, read_files
+from holdfast.checkpoints.read import Loaded, newest_loadable, read_files, require_manifest
 from holdfast.clock import Clock
+from holdfast.engine.load_together import load_together
+from holdfast.engine.torch_sharded_load import Sharded, load_sharded
 from holdfast.errors import CorruptCheckpoint, RestoreError
+from holdfast.ranks.team import Team
 from holdfast.staging.slots import anonymous_memory
 from holdfast.stores.base import PAGE, Store
 
@@ -54,14 +59,14 @@ def choose_step(store: Store, step: int | None) -> Found | None:
     raise RestoreError(f"no checkpoint of step {step} in {store.where}", hint=f"there are: {steps}")
 
 
-def load_checkpoint(
-    store: Store, step: int | None, reject: Callable[[Found, str], None] | None = None
-) -> Loaded | None:
-    """The newest whole checkpoint, or that of the given step; verified in full."""
-    found = choose_step(store, step)
-    if found is None:
-        return newest_valid(store, huge_pages, reject=reject)
-    return Loaded(found, read_files(store, found, None, huge_pages))
+def load_states(store: Store, found: Found, tracked: Sequence[Tracked], rank: int, world: int) -> Sharded:
+    """Everything the tracked objects need of one checkpoint, verified; nothing applied."""
+    manifest = require_manifest(found)
+    if manifest.world > 1 or world > 1 or has_shards(tracked):
+        return load_sharded(store, found, tracked, rank)
+    # One process then and now: the images are read whole, and what is restored are views of them.
+    loaded = Loaded(found, read_files(store, found, None, huge_pages))
+    return Sharded(found, inflate_all(loaded), manifest.total_bytes)
 
 
 def inflate_all(loaded: Loaded) -> dict[str, Any]:
@@ -84,8 +89,13 @@ def restore_newest(
     *,
     step: int | None = None,
     on_reject: Callable[[Found, str], None] | None = None,
-) -> tuple[Resumed, Loaded] | None:
-    """Restore in place. None where the store holds no checkpoint at all."""
+    team: Team | None = None,
+    limit: float = 600.0,
+) -> tuple[Resumed, Found] | None:
+    """Restore in place. None where the store holds no checkpoint at all.
+
+    With a team, every rank restores the same checkpoint: the newest that all of them can read.
+    """
     started = clock.monotonic()
     rejected: list[str] = []
 
@@ -95,18 +105,36 @@ def restore_newest(
         if on_reject is not None:
             on_reject(found, why)
 
-    loaded = load_checkpoint(store, step, reject)
+    def load(found: Found) -> Sharded:
+        return load_states(store, found, tracked, 0, 1)
+
+    chosen = choose_step(store, step)
+    if team is not None:
+        loaded = load_together(store, team, limit, lambda f: _prepared(store, f, tracked, team), reject)
+    elif chosen is not None:
+        loaded = load(chosen)
+    else:
+        loaded = newest_loadable(store, load, reject=reject)
     if loaded is None:
         return None
-    restore_all(tracked, inflate_all(loaded))
+    restore_all(tracked, loaded.states)
     manifest = loaded.manifest
+    if team is not None and team.rank >= manifest.world:
+        begin_own_streams(f"{manifest.name} rank {team.rank}")
     resumed = Resumed(
         step=manifest.step,
         epoch=int(manifest.progress.get("epoch", 0)),
         name=str(loaded.found.name),
         seconds=clock.monotonic() - started,
-        bytes=manifest.total_bytes,
+        bytes=loaded.bytes_read,
         tier=store.where,
         rejected=tuple(rejected),
     )
-    return resumed, loaded
+    return resumed, loaded.found
+
+
+def _prepared(store: Store, found: Found, tracked: Sequence[Tracked], team: Team) -> Sharded:
+    """Loaded and known to fit: whatever is wrong must be known on all ranks before one of them applies."""
+    loaded = load_states(store, found, tracked, team.rank, team.world)
+    check_all(tracked, loaded.states)
+    return loaded

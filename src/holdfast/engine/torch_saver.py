@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.capture.torch_plan import encode_values, summarise
-from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
+from holdfast.checkpoints.write import CheckpointDraft, Committed
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.torch_snapshots import Snapshots, Taken
+from holdfast.engine.writers import Writer
 from holdfast.errors import HoldfastError, InternalError, SaveError, TornSnapshot
 from holdfast.events import Emit, SaveCommitted, SaveFailed, SnapshotTaken, SnapshotTorn
 from holdfast.format.manifest import Parent, utc_text
@@ -33,6 +34,8 @@ class SaveRequest:
     step: int
     reason: str
     progress: Mapping[str, Any]
+    # What every rank calls this save.
+    save: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     notes: str = ""
@@ -43,6 +46,7 @@ class Saver:
     def __init__(
         self,
         store: DirectoryStore,
+        writer: Writer,
         snapshots: Snapshots,
         environment: Mapping[str, Any],
         clock: Clock,
@@ -54,6 +58,7 @@ class Saver:
         after_commit: Callable[[Committed], None],
     ) -> None:
         self._store = store
+        self._writer = writer
         self._snapshots = snapshots
         self._environment = environment
         self._clock = clock
@@ -81,10 +86,12 @@ class Saver:
         try:
             taken = self._snapshots.take(blocking=blocking, slot_timeout=slot_timeout)
         except HoldfastError as error:
-            return self._failed_at_once(handle, error)
+            return self._failed_at_once(handle, request, error)
         except Exception as error:  # noqa: BLE001  state_dict() is the user's code; carried by the handle
-            return self._failed_at_once(handle, SaveError(f"cannot snapshot step {request.step}: {error!r}"))
+            failure = SaveError(f"cannot snapshot step {request.step}: {error!r}")
+            return self._failed_at_once(handle, request, failure)
         if taken is None:
+            self._persister.submit(lambda: self._writer.decline(request.save, "no staging memory is free"))
             return None
         self.last_mode = taken.mode
         self._pending.append(handle)
@@ -97,8 +104,9 @@ class Saver:
             self._persister.submit(lambda: self._persist(handle, request, taken, before_copy))
         return handle
 
-    def _failed_at_once(self, handle: SaveHandle, error: HoldfastError) -> SaveHandle:
+    def _failed_at_once(self, handle: SaveHandle, request: SaveRequest, error: HoldfastError) -> SaveHandle:
         self._pending.append(handle)
+        self._persister.submit(lambda: self._writer.decline(request.save, error.message))
         self._emit(SaveFailed(time=self._clock.wall(), step=handle.step, error=str(error)))
         handle.failed(error)
         return handle
@@ -119,7 +127,9 @@ class Saver:
         each names the one before as its parent and prunes. Must settle the handle and give memory back."""
         if not self._turn.acquire(timeout=self._wait_limit):
             taken.release()
-            self._report(handle, SaveError(f"step {request.step}: an earlier save is still being written"))
+            late = SaveError(f"step {request.step}: an earlier save is still being written")
+            self._writer.decline(request.save, late.message)
+            self._report(handle, late)
             return
         try:
             self._persist_in_turn(handle, request, taken, before_copy)
@@ -154,15 +164,18 @@ class Saver:
     def _write(self, handle: SaveHandle, request: SaveRequest, taken: Taken, before_copy: float) -> Committed:
         snapshot = taken.snapshot
         try:
+            draft = self._prepare(request, taken)
             if snapshot is not None:
-                if not snapshot.wait(self._wait_limit):
-                    raise SaveError(f"copying the state of step {request.step} did not finish")
                 handle.stall_seconds = before_copy + snapshot.stall_seconds
-                if snapshot.error is not None:
-                    raise snapshot.error
             started = self._clock.monotonic()
             handle.bytes = taken.plan.total_bytes
-            committed = write_checkpoint(self._store, self._draft(request, taken), taken.sources)
+            committed = self._writer.write(
+                request.save,
+                draft,
+                taken.sources,
+                {image.file: image.layout for image in taken.plan.images},
+                taken.plan.shared,
+            )
             handle.persist_seconds = self._clock.monotonic() - started
             self._emit(
                 SnapshotTaken(
@@ -182,6 +195,19 @@ class Saver:
             return committed
         finally:
             taken.release()
+
+    def _prepare(self, request: SaveRequest, taken: Taken) -> CheckpointDraft:
+        """Wait for the copy. What goes wrong here, other ranks must hear before they wait for our part."""
+        snapshot = taken.snapshot
+        try:
+            if snapshot is not None and not snapshot.wait(self._wait_limit):
+                raise SaveError(f"copying the state of step {request.step} did not finish")
+            if snapshot is not None and snapshot.error is not None:
+                raise snapshot.error
+            return self._draft(request, taken)
+        except Exception as error:
+            self._writer.decline(request.save, str(error))
+            raise
 
     def _draft(self, request: SaveRequest, taken: Taken) -> CheckpointDraft:
         return CheckpointDraft(

@@ -15,6 +15,7 @@ from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.retain import Retention
+from holdfast.checkpoints.write import Committed
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.copy_meter import CopyMeter
@@ -25,10 +26,12 @@ from holdfast.engine.settings import Settings
 from holdfast.engine.stop_signals import show_stacks_on_request
 from holdfast.engine.stopping import Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
+from holdfast.engine.together import Together
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_saver import Saver, SaveRequest
 from holdfast.engine.torch_setting import setting_key
 from holdfast.engine.torch_snapshots import Snapshots
+from holdfast.engine.writers import Alone, Everybody
 from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.events import (
     CheckpointRejected,
@@ -55,6 +58,7 @@ from holdfast.stores.journal import Journal
 log = logging.getLogger("holdfast")
 HEARTBEAT_SECONDS = 5.0
 _LAST_PHASE: dict[str, Phase] = {"finished": "finished", "stopped": "stopped", "error": "failed"}
+_FOLLOW = Decision(False, "rank 0 decides")
 _TORN = Decision(True, "the last snapshot was torn; taken again, all at once")
 
 
@@ -70,8 +74,10 @@ class Session:
         clock: Clock,
         history: list[Event],
         stopping: Stopping,
+        together: Together | None = None,
     ) -> None:
         self.state = state
+        self.together = together
         self.stopping = stopping
         self.policy = policy
         self.resumed: Resumed | None = None
@@ -79,19 +85,23 @@ class Session:
         self._tracked = tracked
         self._settings = settings
         self._clock = clock
-        self._telemetry = Telemetry(Journal(store.where).append)
+        # One journal per run: rank 0's.
+        append = Journal(store.where).append if together is None or together.leads else _nowhere
+        self._telemetry = Telemetry(append)
         self._emit = self._telemetry.emit
         self._housekeeping = Housekeeping(store, retention, clock, self._telemetry)
         parent = self._restore(history)
         self._optimizers = [t.optimizer for t in tracked if isinstance(t, TrackedOptimizer)]
         self._persister = Worker("holdfast-persist", idle=self._telemetry.flush, polite=True)
         self._copier = Worker("holdfast-copy")
-        self.snapshots = Snapshots(tracked, settings, clock, self._copier)
+        ranks = None if together is None else (together.team.rank, together.team.world)
+        self.snapshots = Snapshots(tracked, settings, clock, self._copier, ranks=ranks)
         self.meter = CopyMeter(self.snapshots.choice)
+        writer = Alone(store) if together is None else Everybody(store, together.team, together.ballot)
         self._saver = Saver(
-            store, self.snapshots, describe_environment(), clock, self._emit, self._persister,
+            store, writer, self.snapshots, describe_environment(), clock, self._emit, self._persister,
             wait_limit=settings.wait_limit_seconds, parent=parent,
-            after_commit=self._housekeeping.after_commit,
+            after_commit=self._after_commit,
         )  # fmt: skip
         self.beats = HeartbeatWriter.from_environment(store.where)
         self._metrics: dict[str, float] = {}
@@ -103,6 +113,7 @@ class Session:
         self._unclean_since: float | None = None
         self._notice: Notice | None = None
         self._retry_blocking = False
+        self._saves_at: tuple[tuple[int, int], int] = ((-1, -1), 0)
         self._setting_of: tuple[int, str] | None = None
         self._last_saved: tuple[int, int] | None = (state.step, state.epoch) if self.resumed else None
         self._last_boundary = self._heartbeat_at = clock.monotonic()
@@ -123,10 +134,13 @@ class Session:
         def reject(found: Found, why: str) -> None:
             self._emit(CheckpointRejected(time=self._clock.wall(), name=str(found.name), why=why))
 
-        restored = restore_newest(self._store, self._tracked, self._clock, on_reject=reject)
+        restored = restore_newest(
+            self._store, self._tracked, self._clock, on_reject=reject,
+            team=self.together.team if self.together else None, limit=self._settings.wait_limit_seconds,
+        )  # fmt: skip
         if restored is None:
             return None
-        resumed, loaded = restored
+        resumed, found = restored
         reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
         lost = None if reached is None else max(reached - resumed.step, 0)
         self.resumed = resumed = Resumed(**{**vars(resumed), "steps_lost": lost})
@@ -145,7 +159,11 @@ class Session:
                 bytes=resumed.bytes, steps_lost=lost,
             )
         )  # fmt: skip
-        return loaded.found.as_parent
+        return found.as_parent
+
+    def _after_commit(self, committed: Committed) -> None:
+        if self.together is None or self.together.leads:
+            self._housekeeping.after_commit(committed)
 
     # ---- step boundaries
 
@@ -179,6 +197,10 @@ class Session:
         reason = self.stopping.reason
         if reason is None or not self.at_boundary:
             return False
+        if self.together is not None and not self.stopping.is_agreed:
+            # At the boundary that all ranks agree on, or they would wait for each other for ever.
+            self.together.ask_to_stop(reason, self.stopping.exit_code)
+            return False
         if self._last_saved != (self.state.step, self.state.epoch):
             # Now and not only at the end: the code behind the loop may not get the time to run.
             self.start_save(f"stopping: {reason}", self._clock.monotonic(), forced=True)
@@ -197,20 +219,44 @@ class Session:
             self._loss = loss.detach() if hasattr(loss, "detach") else loss
         if metrics:
             self._metrics.update(metrics)
-        decision = self.policy.decide(self._observe(now))
-        if self._retry_blocking and not decision.save:
-            decision = _TORN
+        decision = self._decide(now)
         if self.is_clean:
             self._unclean_since = None
-            if decision.save:
+            if self.together is None and decision.save:
                 self._obey(decision, now)
         else:
             self._accumulating()
+        if self.together is not None:
+            self._go_along(self.together, decision, now)
         if now >= self._heartbeat_at:
             self._heartbeat(now)
         self._last_boundary = now
         self.beats.beat(now, state.step)
         self.must_stop()
+
+    def _decide(self, now: float) -> Decision:
+        if self.together is not None and not self.together.leads:
+            return _FOLLOW
+        decision = self.policy.decide(self._observe(now))
+        return _TORN if self._retry_blocking and not decision.save else decision
+
+    def _go_along(self, together: Together, decision: Decision, now: float) -> None:
+        """Save or stop where all ranks do."""
+        step = self.state.step
+        if decision.save and self.is_clean:
+            together.propose(decision, step)
+        if (reason := self.stopping.reason) is not None:
+            together.ask_to_stop(reason, self.stopping.exit_code)
+        due = together.due(step, is_clean=self.is_clean)
+        if due is None:
+            return
+        if due.kind == "stop":
+            self.stopping.agreed(due.reason, int(due.detail.get("exit_code", exit_codes.PLEASE_RUN_AGAIN)))
+            return
+        final = bool(due.detail.get("final"))
+        self._obey(Decision(True, due.reason, final=final), now)
+        if final:
+            self.stopping.agreed(self.stopping.reason or due.reason, self.stopping.exit_code)
 
     def _obey(self, decision: Decision, now: float, *, tags: tuple[str, ...] = ()) -> None:
         self.start_save(decision.reason, now, forced=decision.final, tags=tags)
@@ -228,7 +274,10 @@ class Session:
         self.state.is_complete = is_last
         self.meter.pause()
         now = self._clock.monotonic()
-        decision = self.policy.decide(self._observe(now, epoch_ended=True))
+        leads = self.together is None or self.together.leads
+        decision = self.policy.decide(self._observe(now, epoch_ended=True)) if leads else _FOLLOW
+        if self.together is not None:
+            decision = self.together.at_epoch_end(decision)
         if decision.save and self.at_boundary:
             self._obey(decision, now, tags=("epoch-end",))
 
@@ -307,10 +356,10 @@ class Session:
         state.policy = {**self.policy.state(), "setting": self._setting()}
         loss = {"loss": self._read_loss()} if self._loss is not None else {}
         request = SaveRequest(
-            step=state.step, reason=reason, progress=state.progress(), metrics={**self._metrics, **loss},
-            tags=tags, notes=notes, keep=keep,
+            save=self._save_name(), step=state.step, reason=reason, progress=state.progress(),
+            metrics={**self._metrics, **loss}, tags=tags, notes=notes, keep=keep,
         )  # fmt: skip
-        limit = self._settings.wait_limit_seconds if forced else 0.0
+        limit = self._settings.wait_limit_seconds if forced or self.together is not None else 0.0
         handle = self._saver.start(request, blocking=self._retry_blocking, slot_timeout=limit)
         if handle is not None:
             self._retry_blocking = False
@@ -319,6 +368,13 @@ class Session:
             self.policy.save_started(now, state.step)
             self.meter.save_started(now, cast(Mode, self._saver.last_mode))
         return handle
+
+    def _save_name(self) -> str:
+        """What every rank calls this save. From the step and not from a count of saves: a rank that was left
+        out of one must still find the others at the next."""
+        at = (self.state.step, self.state.epoch)
+        self._saves_at = (at, self._saves_at[1] + 1 if self._saves_at[0] == at else 0)
+        return f"{at[0]}.{at[1]}.{self._saves_at[1]}"
 
     def _setting(self) -> str:
         size = self.snapshots.total_bytes
@@ -367,6 +423,8 @@ class Session:
             self.stopping.close()
             self._telemetry.flush()
             self._store.release()
+            if self.together is not None:
+                self.together.close()
             self.beats.say(self.state.step, _LAST_PHASE[how], reason or "")
             self.beats.close()
         if how != "stopped":
@@ -407,3 +465,7 @@ class Session:
         if not (self._copier.close(limit) and self._persister.close(limit)):
             log.error("holdfast: a save did not end within %.0f s and was given up", limit)
         self.settle_saves(may_raise=may_raise)
+
+
+def _nowhere(event: Event) -> None:
+    """Rank 0 writes the journal."""

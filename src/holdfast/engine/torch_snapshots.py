@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from holdfast.capture.torch_module import TrackedModule
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_plan import Part, StatePlan, plan_state, take_parts
 from holdfast.capture.torch_registry import Tracked
+from holdfast.capture.torch_shards import Sharing, replicated_ids
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.settings import Settings
@@ -69,6 +71,7 @@ class Snapshots:
         clock: Clock,
         copier: Worker,
         *,
+        ranks: tuple[int, int] | None = None,
         devices: Devices | None = None,
         available_bytes: Callable[[], int] = available_host_bytes,
     ) -> None:
@@ -76,6 +79,7 @@ class Snapshots:
         self._settings = settings
         self._clock = clock
         self._copier = copier
+        self._ranks = ranks
         self._devices = devices or Devices()
         self._available_bytes = available_bytes
         self._layout: Layout | None = None
@@ -190,7 +194,7 @@ class Snapshots:
             if not self._layout.pool.drain(slot_timeout):
                 return None, []
             self._layout = None
-        plan = plan_state(parts, self._lazy_ids())
+        plan = plan_state(parts, self._lazy_ids(), self._sharing())
         tensors = plan.select(parts)
         if tensors is None:
             raise SaveError(
@@ -220,6 +224,13 @@ class Snapshots:
             deferral = Deferral(self._tracked, parts, plan, tensors)
         pool = SlotPool(make_slot, budget.slots)
         return Layout(plan, copies, budget, pool, deferral if deferral and deferral.is_worthwhile else None)
+
+    def _sharing(self) -> Sharing | None:
+        if self._ranks is None:
+            return None
+        modules = [t for t in self._tracked if isinstance(t, TrackedModule)]
+        optimizers = [t for t in self._tracked if isinstance(t, TrackedOptimizer)]
+        return Sharing(*self._ranks, replicated_ids(modules, optimizers))
 
     def _lazy_ids(self) -> set[int]:
         """Tensors that only the step of a tracked optimizer changes, so that the fence protects them.

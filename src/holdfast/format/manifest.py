@@ -26,6 +26,7 @@ from holdfast.format.names import (
 
 FORMAT = 1
 MAX_FILES = 1 << 20
+MAX_WORLD = 10**6
 MAX_FILE_BYTES = 1 << 50
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_HEX_LENGTH}}}", re.ASCII)
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
@@ -66,6 +67,8 @@ class Manifest:
     created: str
     reason: str
     files: tuple[FileRecord, ...]
+    # How many ranks wrote it. With more than one, `values` is empty and each rank has a record of its own.
+    world: int = 1
     progress: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     contains: Mapping[str, Any] = field(default_factory=dict)
@@ -121,6 +124,7 @@ def parse_manifest(data: bytes) -> Manifest:
     _expect(isinstance(record["store"], str) and _UUID.fullmatch(record["store"]), "store")
     _expect(_natural(record["writer_epoch"], MAX_WRITER_EPOCH), "writer_epoch")
     _expect(_natural(record["step"], MAX_STEP), "step")
+    _expect(_natural(record["world"], MAX_WORLD) and record["world"] > 0, "world")
     _expect(isinstance(record["nonce"], str) and _NONCE.fullmatch(record["nonce"]), "nonce")
     _expect(
         all(isinstance(record[n], str) for n in ("created", "reason", "notes")), "created, reason or notes"
@@ -164,12 +168,13 @@ def _parse_parent(raw: Any) -> Parent | None:
 
 def _parse_files(raw: Any) -> tuple[FileRecord, ...]:
     _expect(isinstance(raw, list) and len(raw) <= MAX_FILES, "files")
-    records = tuple(_parse_file(entry) for entry in raw)
+    records = tuple(parse_file_record(entry) for entry in raw)
     _expect(len({record.name for record in records}) == len(records), "files (one name twice)")
     return records
 
 
-def _parse_file(raw: Any) -> FileRecord:
+def parse_file_record(raw: Any) -> FileRecord:
+    """One entry of `files`, checked."""
     expected = {f.name for f in fields(FileRecord)}
     _expect(isinstance(raw, dict) and set(raw) == expected, "files")
     _expect(isinstance(raw["name"], str) and is_file_name(raw["name"]), "files.name")

@@ -52,3 +52,13 @@ def is_file_name(text: str) -> bool:
     Upper case is left to the store's own records (MANIFEST, STORE.json), so data can never replace them.
     """
     return _FILE.fullmatch(text) is not None
+
+
+def of_rank(file: str, rank: int) -> str:
+    """The name of a rank's own file, where several ranks write one checkpoint.
+
+    >>> of_rank("state.safetensors", 3)
+    'state-r00003.safetensors'
+    """
+    stem, dot, suffix = file.rpartition(".")
+    return f"{stem}-r{rank:05d}{dot}{suffix}"

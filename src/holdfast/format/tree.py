@@ -196,7 +196,7 @@ def inflate(node: Any, values: list[Any], tensor: Callable[[Any], Any], leaves: 
         if name == "tensor":
             return tensor(content)
         if name in ("dict", "odict", "counter", "defaultdict"):
-            pairs = [(_decode_key(k, leaves), inflate(v, values, tensor, leaves)) for k, v in content]
+            pairs = [(decode_key(k, leaves), inflate(v, values, tensor, leaves)) for k, v in content]
             return _build_mapping(name, pairs, node.get("with"))
         items = [inflate(item, values, tensor, leaves) for item in content]
         if name == "deque":
@@ -214,7 +214,7 @@ def _build_mapping(name: str, pairs: list[tuple[Any, Any]], details: Any) -> Any
     return OrderedDict(pairs) if name == "odict" else dict(pairs)
 
 
-def _decode_key(key: Any, leaves: Leaves) -> Any:
+def decode_key(key: Any, leaves: Leaves) -> Any:
     if isinstance(key, dict):
-        return tuple(_decode_key(part, leaves) for part in key["tuple"])
+        return tuple(decode_key(part, leaves) for part in key["tuple"])
     return decode_scalar(key, leaves.decoders)

@@ -1,0 +1,134 @@
+"""Tensors of which every rank holds a part (DTensor: FSDP2, tensor parallelism), and those all ranks share.
+
+A stored shard is the rank's own rows as they lie in its memory, with the place they have in the whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+
+from holdfast.errors import SetupError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True)
+class Region:
+    """A block of a tensor: where it begins and how long it is in every dimension."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def meet(self, other: Region) -> Region | None:
+        """What lies in both; None if nothing does."""
+        begin = tuple(map(max, self.offset, other.offset))
+        ends = [
+            min(a + n, b + m)
+            for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        ]
+        shape = tuple(end - start for start, end in zip(begin, ends, strict=True))
+        return None if any(n <= 0 for n in shape) else Region(begin, shape)
+
+    def inside(self, outer: Region) -> tuple[slice, ...]:
+        """Where this block lies in a tensor that holds `outer`."""
+        pairs = zip(self.offset, self.shape, outer.offset, strict=True)
+        return tuple(slice(a - base, a - base + n) for a, n, base in pairs)
+
+
+def is_sharded(tensor: Any) -> TypeGuard[DTensor]:
+    # Importing DTensor takes a second; where nobody has done it, nobody has one.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's own part, sharing its memory; the tensor itself where it is whole."""
+    return tensor._local_tensor if is_sharded(tensor) else tensor
+
+
+def region_of(tensor: DTensor, where: str) -> Region:
+    """Which block of the whole this rank holds."""
+    try:
+        chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise SetupError(
+            f"cannot save {where}: {error}",
+            hint="a tensor that is still to be summed over ranks has no value",
+        ) from error
+    if len(chunks) != 1:
+        raise SetupError(f"cannot save {where}: this rank holds {len(chunks)} separate blocks of it")
+    return Region(tuple(chunks[0].offsets), tuple(chunks[0].sizes))
+
+
+def writes_it(tensor: DTensor, name: str) -> bool:
+    """Whether this rank is the one to write, where several hold the same block.
+
+    Which copy is written depends on the name, so that the bytes are spread over all of them.
+    """
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False
+    chosen = zlib.crc32(name.encode())
+    return all(
+        at == chosen % tensor.device_mesh.size(dim)
+        for dim, (at, placement) in enumerate(zip(coordinate, tensor.placements, strict=True))
+        if placement.is_replicate()
+    )
+
+
+def like(local: torch.Tensor, live: DTensor) -> DTensor:
+    """A DTensor with this local part, spread as `live` is."""
+    return type(live).from_local(
+        local,
+        live.device_mesh,
+        live.placements,
+        run_check=False,
+        shape=live.shape,
+        stride=live.stride(),
+    )
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Who this rank is, and which tensors (by id) training keeps equal on every rank."""
+
+    rank: int
+    world: int
+    replicated: frozenset[int]
+
+
+def spread(sizes: Sequence[int], world: int) -> list[int]:
+    """Which rank writes each of the tensors that all have, so that all write about equally much.
+
+    Depends on nothing but the sizes: every rank comes to the same answer without asking.
+    """
+    load = [0] * world
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owner = min(range(world), key=load.__getitem__)
+        owners[index] = owner
+        load[owner] += sizes[index]
+    return owners
+
+
+def replicated_ids(modules: Iterable[Any], optimizers: Iterable[Any]) -> frozenset[int]:
+    """The parameters that DistributedDataParallel keeps equal, and the optimizer states that follow them.
+
+    Buffers are not among them: between two forward passes each rank has its own.
+    """
+    found: set[int] = set()
+    for tracked in modules:
+        if tracked.is_replicated:
+            found.update(id(p) for p in tracked.module.parameters())
+    for tracked in optimizers:
+        for parameter, state in tracked.optimizer.state.items():
+            if id(parameter) in found and isinstance(state, dict):
+                found.update(id(v) for v in state.values() if isinstance(v, torch.Tensor))
+    return frozenset(found)

@@ -1,0 +1,87 @@
+"""Parts of a checkpoint's files: only the chunks that hold what is wanted, each of them verified."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.read import allocate_pages, damaged_text, open_checked, require_manifest
+from holdfast.errors import CorruptCheckpoint, InternalError
+from holdfast.format.checksum import chunk_span, digest
+from holdfast.format.manifest import FileRecord
+from holdfast.stores.base import PAGE, Store, StoredFile
+from holdfast.stores.side_by_side import side_by_side
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Bytes [start, start + len(into)) of a file, and where to put them."""
+
+    file: str
+    start: int
+    into: memoryview
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.into)
+
+
+def read_ranges(store: Store, found: Found, wanted: Iterable[Wanted], *, threads: int = 4) -> int:
+    """Fill every range. Returns how many bytes were read. CorruptCheckpoint names file, chunk and place."""
+    records = {record.name: record for record in require_manifest(found).files}
+    by_chunk: dict[tuple[str, int], list[Wanted]] = defaultdict(list)
+    for want in wanted:
+        record = records.get(want.file)
+        if record is None:
+            raise CorruptCheckpoint(f"checkpoint {found.name} has no file {want.file}")
+        if want.stop > record.size:
+            raise InternalError(f"bytes up to {want.stop} of {want.file}, which has {record.size}")
+        if want.into:
+            first, last = want.start // record.chunk_bytes, (want.stop - 1) // record.chunk_bytes
+            for index in range(first, last + 1):
+                by_chunk[want.file, index].append(want)
+    work = sorted(by_chunk)
+    with ExitStack() as opened:
+        files: dict[str, StoredFile] = {}
+        for name in sorted({name for name, _ in work}):
+            files[name] = open_checked(store, found, records[name])
+            opened.callback(files[name].close)
+        scratch = threading.local()
+
+        def read_chunk(number: int) -> None:
+            name, index = work[number]
+            _read_one(store, found, records[name], files[name], index, by_chunk[name, index], scratch)
+
+        side_by_side(read_chunk, len(work), threads=threads)
+    return sum(_length(records[name], index) for name, index in work)
+
+
+def _length(record: FileRecord, index: int) -> int:
+    start, stop = chunk_span(index, record.size, record.chunk_bytes)
+    return stop - start
+
+
+def _read_one(
+    store: Store,
+    found: Found,
+    record: FileRecord,
+    file: StoredFile,
+    index: int,
+    wanted: list[Wanted],
+    scratch: threading.local,
+) -> None:
+    start, stop = chunk_span(index, record.size, record.chunk_bytes)
+    # Through memory of our own: a digest covers the whole chunk, and a direct read needs whole pages.
+    if not hasattr(scratch, "pages") or len(scratch.pages) < stop - start:
+        scratch.pages = allocate_pages(-(-record.chunk_bytes // PAGE) * PAGE)
+    chunk = scratch.pages[: stop - start]
+    file.read_into(start, chunk)
+    if digest(chunk) != record.digests[index]:
+        raise CorruptCheckpoint(damaged_text(store, found, record, index, None))
+    for want in wanted:
+        low, high = max(want.start, start), min(want.stop, stop)
+        want.into[low - want.start : high - want.start] = chunk[low - start : high - start]

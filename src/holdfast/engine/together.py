@@ -1,0 +1,83 @@
+"""A run of several ranks, seen from one of them: when everybody saves, when everybody stops."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, SetupError
+from holdfast.policy.observation import Decision
+from holdfast.ranks.ballot import Ballot
+from holdfast.ranks.team import Team
+from holdfast.stores.directory import DirectoryStore
+
+if TYPE_CHECKING:
+    from holdfast.ranks.agreement import Agreed
+
+
+class Together:
+    """Rank 0 decides, everybody follows at the same step. Used by the training thread."""
+
+    def __init__(self, team: Team, clock: Clock, *, limit: float) -> None:
+        self.team = team
+        self.ballot = Ballot(team, clock, limit=limit)
+        from holdfast.ranks.agreement import Agreement
+
+        self._limit = limit
+        self._agreement = Agreement(team, clock, limit=limit)
+        self._asked_to_stop = False
+        self._agreed: Agreed | None = None
+
+    @property
+    def leads(self) -> bool:
+        return self.team.leads
+
+    def propose(self, decision: Decision, step: int) -> None:
+        """Rank 0: the policy wants a save."""
+        self._agreement.propose("save", decision.reason, step, detail={"final": decision.final})
+
+    def ask_to_stop(self, reason: str, exit_code: int) -> None:
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
+            self._agreement.request_stop(reason, exit_code)
+
+    def due(self, step: int, *, is_clean: bool) -> Agreed | None:
+        """What everybody does at this boundary. While gradients are being accumulated it waits: every rank
+        accumulates alike."""
+        found = self._agreement.at(step)
+        if found is not None:
+            self._agreed = found
+        if self._agreed is None or not is_clean:
+            return None
+        due, self._agreed = self._agreed, None
+        return due
+
+    def at_epoch_end(self, decision: Decision) -> Decision:
+        """Rank 0's decision, for everybody."""
+        mine = json.dumps([decision.save, decision.reason, decision.final]).encode()
+        save, reason, final = json.loads(self.team.share("epoch end", mine, self._limit))
+        return Decision(save, reason, final=final)
+
+    def close(self) -> None:
+        self._agreement.close()
+        self.ballot.close()
+        self.team.close()
+
+
+def claim_together(store: DirectoryStore, team: Team, limit: float) -> None:
+    """Rank 0 becomes the writer of the run's folder, the others write for it."""
+    said: dict[str, Any] = {}
+    failure: HoldfastError | None = None
+    if team.leads:
+        try:
+            said["epoch"] = store.claim()
+        except HoldfastError as error:
+            failure, said["error"] = error, error.message
+    said = json.loads(team.share("writer", json.dumps(said).encode(), limit))
+    if failure is not None:
+        raise failure
+    if "error" in said:
+        raise SetupError(f"rank 0 cannot open the run: {said['error']}")
+    if not team.leads:
+        store.join(said["epoch"])
