@@ -5,6 +5,7 @@ HoldfastError
 │   └── RunInUse            another live process owns this run
 ├── SaveError               a save did not become durable; training may go on
 │   ├── TornSnapshot        a tensor changed while it was being copied; the copy was thrown away
+│   ├── OutcomeUnknown      this rank cannot tell whether the others committed; what it wrote must stay
 │   └── Fenced              a newer writer has taken over this run; this process must not commit
 ├── RestoreError            a checkpoint could not be loaded
 │   ├── NoValidCheckpoint   the store holds checkpoints, and none of them is whole
@@ -43,6 +44,9 @@ class SaveError(HoldfastError): ...
 
 
 class TornSnapshot(SaveError): ...
+
+
+class OutcomeUnknown(SaveError): ...
 
 
 class Fenced(SaveError): ...

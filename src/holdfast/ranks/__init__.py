@@ -1,0 +1,1 @@
+"""Who agrees? Ranks talk through the store that started them, never through collectives of the training."""

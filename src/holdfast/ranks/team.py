@@ -1,0 +1,95 @@
+"""Who trains together, and the two ways in which all of them exchange something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from holdfast.errors import InternalError, StoreUnavailable
+from holdfast.ranks.line import Line
+from holdfast.ranks.store import RankStore
+
+
+class Team:
+    """The ranks of one Run. `nodes[r]` is the name of the machine that rank r runs on.
+
+    Every rank calls `share` and `gather` with the same keys equally often; one thread per rank does.
+    """
+
+    def __init__(
+        self, store: RankStore, *, rank: int, world: int, nodes: Sequence[str], local_rank: int
+    ) -> None:
+        self.rank, self.world, self.local_rank = rank, world, local_rank
+        self.nodes = tuple(nodes)
+        self._store = store
+        self._line = Line(store)
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def node(self) -> str:
+        return self.nodes[self.rank]
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 proposes, counts and commits."""
+        return self.rank == 0
+
+    def connect(self) -> RankStore:
+        """A connection for one more thread. To be had early, while the store is known to be there."""
+        return self._store.clone()
+
+    def share(self, key: str, value: bytes | None, limit: float) -> bytes:
+        """Rank 0's value, everywhere. Rank 0 does not wait for the others."""
+        name = f"share/{key}/{self._turn('share', key)}"
+        if self.leads:
+            if value is None:
+                raise InternalError(f"rank 0 shares nothing as {key!r}")
+            given = value
+            self._line.ask(lambda store: store.set(name, given), limit)
+            return given
+        found = self._line.ask(lambda store: store.get(name, limit), limit)
+        if found is None:
+            raise StoreUnavailable(
+                f"rank 0 did not share {key!r} within {limit:g} s", hint="its log says what keeps it"
+            )
+        self._line.ask(lambda store: self._forget_when_read(store, name), limit)
+        return found
+
+    def gather(self, key: str, mine: bytes, limit: float) -> list[bytes]:
+        """What every rank gave, by rank. Costs world² messages: for start and planning, never per step."""
+        turn = self._turn("gather", key)
+        names = [f"gather/{key}/{turn}/{rank}" for rank in range(self.world)]
+        self._line.ask(lambda store: store.set(names[self.rank], mine), limit)
+        found = self._line.ask(lambda store: store.get_many(names, limit), limit)
+        if found is None:
+            missing = self._line.ask(lambda store: self._missing(store, names), limit)
+            raise StoreUnavailable(
+                f"{missing} did not give {key!r} within {limit:g} s", hint="their logs say what keeps them"
+            )
+        # Whoever gave something now has what was given before.
+        self._line.ask(lambda store: store.delete(f"gather/{key}/{turn - 1}/{self.rank}"), limit)
+        return found
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _turn(self, how: str, key: str) -> int:
+        self._calls[f"{how}/{key}"] += 1
+        return self._calls[f"{how}/{key}"]
+
+    def _forget_when_read(self, store: RankStore, name: str) -> None:
+        """The last reader tidies up: only then nobody can be looking for it any more."""
+        if store.add(f"{name}/read", 1) == self.world - 1:
+            store.delete(name)
+            store.delete(f"{name}/read")
+
+    def _missing(self, store: RankStore, names: Sequence[str]) -> str:
+        return rank_list([rank for rank, name in enumerate(names) if not store.check([name])])
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """rank 3; ranks 1, 2; ranks 0, 1, 2, 3 and 60 more."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return "ranks " + ", ".join(map(str, ranks[:4])) + more
