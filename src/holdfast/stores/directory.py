@@ -104,6 +104,16 @@ class DirectoryStore:
                 self._seat.release()
                 raise
 
+    def join(self, writer_epoch: int) -> None:
+        """Write beside the process that claimed `writer_epoch`: another rank of the same job.
+
+        Takes no lock and no number of its own. Raises Fenced if somebody has taken over since.
+        """
+        self.release()
+        self._seat = WriterSeat(self._io, self.where)
+        with self._folders.inside(WRITERS, doing="join the writer") as writers:
+            self._seat.join(writers, writer_epoch)
+
     def _sit_down(self, root: int, at_least: int, *, check_owner: bool) -> int:
         for name in (CKPT, WRITERS):
             if self._io.kind(root, name) is None:

@@ -50,6 +50,17 @@ class WriterSeat:
         self._pid = os.getpid()
         return self._claim.epoch
 
+    def join(self, writers: int, epoch: int) -> None:
+        """Sit beside whoever claimed `epoch`, without the lock. Fenced if a newer writer has."""
+        claims.require_unfenced(self._io, writers, epoch, self._where)
+        if epoch not in claims.claimed_epochs(self._io, writers):
+            raise SetupError(
+                f"nobody has claimed writer epoch {epoch} of {self._where}",
+                hint="is this the folder that the first rank writes to, on a file system that all ranks share?",
+            )
+        self._claim = claims.Claim(epoch, None)
+        self._pid = os.getpid()
+
     def require_unfenced(self, writers: int) -> None:
         claims.require_unfenced(self._io, writers, self.epoch, self._where)
 
