@@ -1,0 +1,1 @@
+"""holdfast under other frameworks: each file serves one of them."""

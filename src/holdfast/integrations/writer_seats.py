@@ -1,0 +1,126 @@
+"""Who writes a folder, when the writer is an object that a framework makes anew for every save.
+
+A process keeps the epoch it claimed, so that a newer job fences it off however often it makes writers; and
+the lock, so that a second job is refused while it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass, field
+
+from holdfast.checkpoints.find import Found, look
+from holdfast.checkpoints.retain import Ledger
+from holdfast.errors import HoldfastError
+from holdfast.format.manifest import Parent
+from holdfast.format.names import CheckpointName, parse_checkpoint_name
+from holdfast.stores.directory import DirectoryStore
+
+
+@dataclass
+class Seat:
+    """This process's right to write one folder, and what it remembers of its saves there."""
+
+    store: DirectoryStore
+    epoch: int
+    ledger: Ledger = field(default_factory=Ledger)
+    parent: Parent | None = None
+    # Places that were begun, with the thread that saves. Nobody tells us when another rank has failed.
+    begun: dict[str, threading.Thread] = field(default_factory=dict)
+    pid: int = field(default_factory=os.getpid)
+    is_taken: bool = True
+
+    def begin(self, name: str, need_bytes: int) -> None:
+        self.abandon_failed()
+        self.store.begin(name, need_bytes)
+        self.begun[name] = threading.current_thread()
+
+    def abandon_failed(self) -> None:
+        """Remove what saves that ended without a commit have left: a thread saves one at a time."""
+        me = threading.current_thread()
+        for name, thread in list(self.begun.items()):
+            if thread is me or not thread.is_alive():
+                self.abandon(name)
+
+    def abandon(self, name: str) -> None:
+        # Best effort: what cannot be removed now is swept by a later writer.
+        self.begun.pop(name, None)
+        with contextlib.suppress(HoldfastError):
+            self.store.abandon(name)
+
+    def newest_step(self) -> int:
+        """Of the names alone; -1 in an empty folder."""
+        return max((name.step for name in _names(self.store)), default=-1)
+
+
+_seats: dict[str, Seat] = {}
+_taking = threading.Lock()
+
+
+def take_seat(path: str, known_epoch: int | None, *, take_over: bool = False) -> Seat:
+    """The process's seat at `path`: the one it has, another process's epoch it was told of, or a new claim.
+
+    Raises RunInUse while another job writes there, Fenced if one has taken over since.
+    """
+    with _taking:
+        seat = _seats.get(path)
+        if seat is not None and seat.pid == os.getpid() and seat.epoch >= (known_epoch or 0):
+            if not seat.is_taken:
+                seat.store.join(seat.epoch)
+                seat.is_taken = True
+            return seat
+        store = DirectoryStore(path)
+        if known_epoch is None:
+            epoch = store.claim(take_over=take_over)
+        else:
+            store.join(known_epoch)
+            epoch = known_epoch
+        seat = _seats[path] = Seat(store, epoch)
+        if known_epoch is None:
+            _sweep(store)
+        seat.parent = _newest(store)
+        return seat
+
+
+def seat_epoch(path: str) -> int | None:
+    """What to tell a process that shall write on behalf of this one."""
+    seat = _seats.get(path)
+    return seat.epoch if seat is not None and seat.pid == os.getpid() else None
+
+
+def leave_seat(path: str) -> None:
+    """Give the folder free for others. The next save here claims it anew."""
+    with _taking:
+        seat = _seats.pop(path, None)
+    if seat is not None and seat.pid == os.getpid():
+        for name in list(seat.begun):
+            seat.abandon(name)
+        seat.store.release()
+
+
+def unlock_seat(path: str) -> None:
+    """Let go of the lock and keep the epoch: whoever claims meanwhile fences this process off."""
+    with _taking:
+        seat = _seats.get(path)
+        if seat is not None and seat.pid == os.getpid():
+            seat.store.release()
+            seat.is_taken = False
+
+
+def _sweep(store: DirectoryStore) -> None:
+    # A leftover too many hurts nobody; it must not cost the save.
+    with contextlib.suppress(HoldfastError):
+        for name in store.leftovers():
+            store.abandon(name)
+
+
+def _newest(store: DirectoryStore) -> Parent | None:
+    newest = max(_names(store), default=None)
+    found: Found | None = look(store, newest) if newest else None
+    return found.as_parent if found else None
+
+
+def _names(store: DirectoryStore) -> list[CheckpointName]:
+    return [name for text in store.names() if (name := parse_checkpoint_name(text))]
