@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from collections.abc import Callable
 
 from holdfast.errors import CorruptCheckpoint, StoreError
 from holdfast.format.sealed import seal, unseal
@@ -14,7 +15,7 @@ from holdfast.stores.small_read import read_small
 
 RECORD = "STORE.json"
 FORMAT = 1
-_MAX_BYTES = 64 << 10
+MAX_BYTES = 64 << 10
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
@@ -32,8 +33,13 @@ def make_identity(io: StoreIO, root: int, wanted: str | None) -> None:
 
 
 def read_identity(io: StoreIO, root: int, where: str) -> str:
+    return parse_identity(lambda: read_small(io, root, RECORD, MAX_BYTES), where)
+
+
+def parse_identity(read: Callable[[], bytes], where: str) -> str:
+    """The uuid in the record that `read` gives."""
     try:
-        record = unseal(read_small(io, root, RECORD, _MAX_BYTES))
+        record = unseal(read())
     except CorruptCheckpoint as error:
         raise StoreError(
             f"{RECORD} in {where} is damaged: {error.message}",
