@@ -1,0 +1,162 @@
+"""All tiers read as one store, nearest first: where one copy is missing or damaged, the next one serves.
+
+A copy is good if its bytes match the manifest's digests, wherever it lies. Nothing is passed over in silence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.errors import CorruptCheckpoint, HoldfastError, InternalError, StoreError, StoreNotFound
+from holdfast.format.manifest import FileRecord, Manifest, parse_manifest
+from holdfast.format.sealed import seal_of
+from holdfast.stores.base import ImageSource, StoreProperties
+from holdfast.tiers.ladder_file import LadderFile
+from holdfast.tiers.named_tier import Fallback, NamedTier
+
+__all__ = ["Fallback", "Ladder", "NamedTier"]
+
+
+class Ladder:
+    """Satisfies the reading half of Store, so `newest_valid(Ladder(...))` restores from the nearest copies.
+
+    `tell(fallback)` hears of every copy passed over, from any reading thread.
+    """
+
+    def __init__(self, tiers: Sequence[NamedTier], *, tell: Callable[[Fallback], None] | None = None) -> None:
+        if not tiers or len({tier.name for tier in tiers}) != len(tiers):
+            raise InternalError("a ladder needs tiers, each with a name of its own")
+        self.tiers = tuple(tiers)
+        self._tell = tell or (lambda fallback: None)
+        self._lock = threading.Lock()
+        self._bytes = {tier.name: 0 for tier in tiers}
+        self._listed: dict[str, frozenset[str]] = {}
+        self._seen: tuple[str, Manifest, str] | None = None
+
+    @property
+    def bytes_by_tier(self) -> Mapping[str, int]:
+        """Bytes of files read from each tier so far, manifests not counted."""
+        with self._lock:
+            return dict(self._bytes)
+
+    @property
+    def properties(self) -> StoreProperties:
+        each = [tier.store.properties for tier in self.tiers]
+        return StoreProperties(
+            survives_process=any(one.survives_process for one in each),
+            survives_node=any(one.survives_node for one in each),
+            survives_job=any(one.survives_job for one in each),
+            exclusive_create=all(one.exclusive_create for one in each),
+        )
+
+    @property
+    def where(self) -> str:
+        return ", ".join(tier.name for tier in self.tiers)
+
+    @property
+    def uuid(self) -> str:
+        return self.tiers[0].store.uuid
+
+    # ---- reading
+
+    def names(self) -> list[str]:
+        """Every checkpoint that any tier holds.
+
+        A tier that outlives the job and cannot be listed is an error: it may hold the newest, and going on
+        without it could mean to start afresh. Any other is passed over.
+        """
+        found: dict[str, frozenset[str]] = {}
+        for tier in self.tiers:
+            try:
+                found[tier.name] = frozenset(tier.store.names())
+            except StoreError as error:
+                if tier.must_answer:
+                    raise
+                found[tier.name] = frozenset()
+                self._tell(Fallback("", tier.name, error.message))
+        self._listed = found
+        return sorted(frozenset().union(*found.values()))
+
+    def manifest(self, name: str) -> bytes:
+        """The nearest commit record that is whole."""
+        missing: HoldfastError | None = None
+        damaged: HoldfastError | None = None
+        for tier in self.tiers:
+            # What the last listing did not show is not asked for: a far tier costs a round trip.
+            if name not in self._listed.get(tier.name, {name}):
+                continue
+            try:
+                return tier.store.manifest(name)
+            except StoreNotFound as error:
+                missing = error
+            except (StoreError, CorruptCheckpoint) as error:
+                damaged = error
+                self._tell(Fallback(name, tier.name, error.message))
+        raise damaged or missing or StoreNotFound(f"no tier has a checkpoint {name!r}")
+
+    def open(self, name: str, file: str) -> LadderFile:
+        manifest, seal = self._parsed(name)
+        record = next((record for record in manifest.files if record.name == file), None)
+        if record is None:
+            raise StoreNotFound(f"checkpoint {name} has no file {file!r}")
+        return LadderFile(
+            name,
+            record,
+            self.tiers,
+            may_serve=lambda tier: self._is_same(tier, name, seal),
+            tell=self._tell,
+            count=self._count,
+        )
+
+    def _parsed(self, name: str) -> tuple[Manifest, str]:
+        """Kept for the files of one checkpoint that are opened in a row. Names are never reused."""
+        with self._lock:
+            seen = self._seen
+        if seen is None or seen[0] != name:
+            data = self.manifest(name)
+            seen = (name, parse_manifest(data), seal_of(data))
+            with self._lock:
+                self._seen = seen
+        return seen[1], seen[2]
+
+    def _is_same(self, tier: NamedTier, name: str, seal: str) -> bool:
+        """Whether this tier's checkpoint of that name is the one we read. Asked before its first byte is."""
+        try:
+            other = seal_of(tier.store.manifest(name))
+        except StoreNotFound:
+            return False
+        except (StoreError, CorruptCheckpoint):
+            # Its manifest is damaged, its files need not be: the digests decide.
+            return True
+        if other != seal:
+            self._tell(Fallback(name, tier.name, "it holds another checkpoint of the same name"))
+        return other == seal
+
+    def _count(self, tier: NamedTier, count: int) -> None:
+        with self._lock:
+            self._bytes[tier.name] += count
+
+    # ---- writing: each tier is written on its own
+
+    def begin(self, name: str, need_bytes: int) -> None:
+        raise _read_only()
+
+    def write(self, name: str, source: ImageSource) -> FileRecord:
+        raise _read_only()
+
+    def publish(self, name: str, manifest: bytes) -> None:
+        raise _read_only()
+
+    def abandon(self, name: str) -> None:
+        raise _read_only()
+
+    def retire(self, name: str) -> None:
+        raise _read_only()
+
+    def leftovers(self) -> list[str]:
+        return []
+
+
+def _read_only() -> InternalError:
+    return InternalError("a ladder only reads; write to one of its tiers")

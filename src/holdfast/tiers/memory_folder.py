@@ -1,0 +1,137 @@
+"""Where checkpoints in shared memory lie: /dev/shm/holdfast-<uid>/<run>[-r<rank>]/, plain files.
+
+Plain files outlive a killed process, and nothing unlinks them behind our back. (Python's own shared memory
+is removed by its resource tracker as soon as its creator is killed.) /dev/shm is open to every user of the
+machine, so a folder that is not ours alone is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+from dataclasses import dataclass
+
+from holdfast.errors import CorruptCheckpoint, StoreDenied
+from holdfast.format.sealed import seal, unseal
+from holdfast.stores.os_errors import store_errors
+from holdfast.stores.owner import Owner, is_alive, this_process
+
+SHM = "/dev/shm"
+OWNER = "OWNER.json"
+# A machine that stands for a weekend must not lose what a run left behind; one that stands for a month may.
+STALE_SECONDS = 3 * 86400.0
+_FOLDER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-r([0-9]{5}))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class MemoryFolder:
+    """One folder of one run (and rank), as found. `alive` is None where nobody can know."""
+
+    path: str
+    uuid: str
+    rank: int | None
+    run: str | None
+    alive: bool | None
+    age_seconds: float
+    bytes: int
+
+
+def default_root() -> str:
+    return os.path.join(SHM, f"holdfast-{os.getuid()}")
+
+
+def folder_name(uuid: str, rank: int | None) -> str:
+    return uuid if rank is None else f"{uuid}-r{rank:05d}"
+
+
+def make_private(path: str) -> None:
+    """A directory for this user alone. Somebody else's, or an open one, is refused: it could be a trap."""
+    with store_errors("make a folder", path):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        state = os.lstat(path)
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
+        raise StoreDenied(
+            f"{path} is not a folder that only this user can reach",
+            hint="remove it, or ask its owner to; checkpoints in memory are private",
+        )
+
+
+def write_owner(folder: str, owner: Owner, run: str) -> None:
+    part = os.path.join(folder, f"{OWNER}.part")
+    with store_errors("claim", folder):
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(seal({"format": 1, "owner": owner.to_json(), "run": run}))
+        os.replace(part, os.path.join(folder, OWNER))
+
+
+def read_owner(folder: str) -> tuple[Owner | None, str | None]:
+    """Who wrote here last and for which run's folder; None for what cannot be read."""
+    try:
+        with open(os.path.join(folder, OWNER), "rb") as file:
+            record = unseal(file.read(64 << 10))
+    except (OSError, CorruptCheckpoint):
+        return None, None
+    run = record.get("run")
+    return Owner.from_json(record.get("owner")), run if isinstance(run, str) else None
+
+
+def memory_folders(root: str | None = None, *, wall: float) -> list[MemoryFolder]:
+    """Every folder of this user, whatever its run. `wall` is now, in seconds since 1970."""
+    root = root or default_root()
+    found = []
+    for name in sorted(_names_in(root)):
+        match, path = _FOLDER.fullmatch(name), os.path.join(root, name)
+        if match is None or not os.path.isdir(path) or os.path.islink(path):
+            continue
+        owner, run = read_owner(path)
+        alive = is_alive(owner, this_process("")) if owner else None
+        used, newest = _weigh(path)
+        rank = int(match[2]) if match[2] else None
+        found.append(MemoryFolder(path, match[1], rank, run, alive, max(wall - newest, 0.0), used))
+    return found
+
+
+def stale_folders(
+    root: str | None = None, *, wall: float, older_than: float = STALE_SECONDS
+) -> list[MemoryFolder]:
+    """Folders whose run does not live and has not written for `older_than` seconds.
+
+    One whose owner cannot be judged (another container) waits ten times as long.
+    """
+    return [
+        folder
+        for folder in memory_folders(root, wall=wall)
+        if folder.alive is not True
+        and folder.age_seconds >= (older_than if folder.alive is False else 10 * older_than)
+    ]
+
+
+def remove_folder(folder: MemoryFolder) -> None:
+    """Give the memory back. Files are unlinked and never cut short: a process that still maps one would
+    be killed by the next touch."""
+    with store_errors("remove", folder.path):
+        shutil.rmtree(folder.path)
+
+
+def _names_in(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
+
+
+def _weigh(path: str) -> tuple[int, float]:
+    """Bytes held, and when something was last written."""
+    used, newest = 0, os.lstat(path).st_mtime
+    for parent, _, files in os.walk(path):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                state = os.lstat(os.path.join(parent, name))
+                used += state.st_blocks * 512
+                newest = max(newest, state.st_mtime)
+    return used, newest
