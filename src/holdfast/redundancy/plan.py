@@ -43,7 +43,7 @@ class Step:
 
     def output(self, builder: BlockBuilder | PyeclibBuilder, number: int) -> memoryview:
         """What to write to `writes[number]`."""
-        return memoryview(builder.block(self.combination.outputs[number]))[: self.writes[number].size]
+        return builder.block(self.combination.outputs[number]).data[: self.writes[number].size]
 
 
 def plan_encode(
