@@ -71,8 +71,9 @@ def load_both(rank: int, world: int, folder: Path) -> tuple[int, list[str], list
     ours, plain, fresh = leaves(ours), leaves(plain), leaves(fresh)
     assert set(ours) == set(plain)
     different = [key for key in plain if not same(ours[key], plain[key])]
-    unchanged = [key for key in plain if same(ours[key], fresh[key])]
-    return len(plain), different, unchanged
+    # With more ranks than rows some hold nothing of a tensor.
+    learned = [key for key, value in ours.items() if isinstance(value, torch.Tensor) and value.numel()]
+    return len(plain), different, [key for key in learned if same(ours[key], fresh[key])]
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +90,7 @@ def test_what_two_ranks_saved_loads_on_any_number_as_dcp_itself_would_load_it(
     for count, different, unchanged in run_ranks(world, load_both, saved_by_two):
         assert count > 20
         assert different == []
-        # The template was of another seed: most of it must have been replaced.
-        assert len(unchanged) < count / 2
+        assert unchanged == [], "the template was of another seed and is still there"
 
 
 def test_every_rank_wrote_one_image_and_the_first_one_manifest(saved_by_two: Path) -> None:
@@ -192,13 +192,14 @@ def save_in_a_process(rank: int, world: int, folder: Path) -> list[int]:
             state, checkpoint_id=str(step), storage_writer=writer, async_checkpointer_type=kind
         )
         saving.result(60)
-    # The last one in this process: the other holds no lock between its saves.
+    # Now this process: the other one holds the folder, and is its child.
     dcp.save({"w": torch.full((4,), 3.0), "step": 3}, checkpoint_id="3", storage_writer=writer)
     state = {"w": torch.zeros(4), "step": 4}
     dcp.async_save(
         state, checkpoint_id="4", storage_writer=writer, async_checkpointer_type=kind
     ).result(60)  # fmt: skip
     writer.close()
+    assert len(list((folder / "writers").iterdir())) == 1, "the two fenced each other off"
     return [saved.step for saved in checkpoints(folder)]
 
 

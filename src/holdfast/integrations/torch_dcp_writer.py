@@ -24,7 +24,7 @@ from holdfast.format.sealed import seal_of
 from holdfast.integrations.checkpoint_ids import ends_in_a_step, step_in
 from holdfast.integrations.torch_dcp_commit import Assignment, manifest_of, require_readable
 from holdfast.integrations.torch_dcp_items import RankImage, Written, stored_bytes
-from holdfast.integrations.writer_seats import Seat, leave_seat, seat_epoch, take_seat, unlock_seat
+from holdfast.integrations.writer_seats import Seat, leave_seat, seat_epoch, take_seat
 from holdfast.stores.directory import DirectoryStore
 
 log = logging.getLogger("holdfast")
@@ -68,7 +68,6 @@ class HoldfastWriter(StorageWriter):
         self._retention = None if keep is None else parse_keep(keep)
         self._take_over = take_over
         self._known_epoch: int | None = None
-        self._is_copy = False
         # A thread saves one at a time; asynchronous saves each come in a thread of their own.
         self._now = threading.local()
 
@@ -145,8 +144,6 @@ class HoldfastWriter(StorageWriter):
         seat.begun.pop(str(manifest.name), None)
         seat.parent = Parent(str(manifest.name), seal_of(data))
         self._tidy(seat, str(manifest.name), told.read_back)
-        if self._is_copy:
-            unlock_seat(self.path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -167,7 +164,7 @@ class HoldfastWriter(StorageWriter):
     def __getstate__(self) -> dict[str, Any]:
         # DCP sends the writer to a process of its own that saves for this one, by the same right.
         state = {name: value for name, value in vars(self).items() if name != "_now"}
-        return {**state, "_known_epoch": seat_epoch(self.path) or self._known_epoch, "_is_copy": True}
+        return {**state, "_known_epoch": seat_epoch(self.path) or self._known_epoch}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _now=threading.local())

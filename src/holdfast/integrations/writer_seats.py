@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 
 from holdfast.checkpoints.find import Found, look
 from holdfast.checkpoints.retain import Ledger
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, RunInUse
 from holdfast.format.manifest import Parent
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores import claims
+from holdfast.stores.directory import WRITERS, DirectoryStore
+from holdfast.stores.owner import is_alive, this_process
+from holdfast.stores.posix import PosixIO
 
 
 @dataclass
@@ -30,7 +33,6 @@ class Seat:
     # Places that were begun, with the thread that saves. Nobody tells us when another rank has failed.
     begun: dict[str, threading.Thread] = field(default_factory=dict)
     pid: int = field(default_factory=os.getpid)
-    is_taken: bool = True
 
     def begin(self, name: str, need_bytes: int) -> None:
         self.abandon_failed()
@@ -67,19 +69,12 @@ def take_seat(path: str, known_epoch: int | None, *, take_over: bool = False) ->
     with _taking:
         seat = _seats.get(path)
         if seat is not None and seat.pid == os.getpid() and seat.epoch >= (known_epoch or 0):
-            if not seat.is_taken:
-                seat.store.join(seat.epoch)
-                seat.is_taken = True
             return seat
         store = DirectoryStore(path)
-        if known_epoch is None:
-            epoch = store.claim(take_over=take_over)
-        else:
-            store.join(known_epoch)
-            epoch = known_epoch
+        epoch = known_epoch or _claim(store, take_over=take_over)
+        if known_epoch:
+            store.join(epoch)
         seat = _seats[path] = Seat(store, epoch)
-        if known_epoch is None:
-            _sweep(store)
         seat.parent = _newest(store)
         return seat
 
@@ -100,13 +95,37 @@ def leave_seat(path: str) -> None:
         seat.store.release()
 
 
-def unlock_seat(path: str) -> None:
-    """Let go of the lock and keep the epoch: whoever claims meanwhile fences this process off."""
-    with _taking:
-        seat = _seats.get(path)
-        if seat is not None and seat.pid == os.getpid():
-            seat.store.release()
-            seat.is_taken = False
+def _claim(store: DirectoryStore, *, take_over: bool) -> int:
+    try:
+        epoch = store.claim(take_over=take_over)
+    except RunInUse:
+        # A process that a framework started to save for this one is no rival.
+        child_epoch = _epoch_of_a_child(store.where)
+        if child_epoch is None:
+            raise
+        store.join(child_epoch)
+        return child_epoch
+    _sweep(store)
+    return epoch
+
+
+def _epoch_of_a_child(path: str) -> int | None:
+    """The newest writer epoch of the folder, if a living child of this process holds it."""
+    io = PosixIO()
+    try:
+        writers = io.open_root(os.path.join(path, WRITERS), create=False)
+        try:
+            newest = claims.read_claim(io, writers, claims.claimed_epochs(io, writers)[-1])
+        finally:
+            io.close(writers)
+        if newest.owner is None or not is_alive(newest.owner, this_process("")):
+            return None
+        with open(f"/proc/{newest.owner.pid}/stat") as file:
+            # The command name stands in parentheses and may hold anything; state and parent follow.
+            parent = int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return None
+    return newest.epoch if parent == os.getpid() else None
 
 
 def _sweep(store: DirectoryStore) -> None:
