@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import signal
 import socket
@@ -12,10 +14,11 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from holdfast.clock import SystemClock
 from holdfast.ranks.join import Place, join
+from holdfast.ranks.store import RankStore
 from holdfast.ranks.team import Team
 from holdfast.ranks.torch_store import TorchRankStore
 
@@ -27,9 +30,49 @@ def serve() -> TCPStore:
     return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
-def connect(port: int, scope: str = "holdfast/run") -> TorchRankStore:
-    store = TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=LONG))
-    return TorchRankStore(store).scoped(scope)
+def connect(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=LONG))
+
+
+class Pool:
+    """Connections are used again: where names are resolved slowly, one in thirty takes five seconds."""
+
+    def __init__(self) -> None:
+        self.server = serve()
+        self._idle: list[TCPStore] = []
+        self._crews = itertools.count()
+
+    @contextmanager
+    def scope(self) -> Iterator[PooledStore]:
+        """Keys of its own. Connections come back when all that used them has ended."""
+        taken: list[TCPStore] = []
+        yield PooledStore(self, taken, f"crew{next(self._crews)}", self.take(taken))
+        self._idle += taken
+
+    def take(self, taken: list[TCPStore]) -> TCPStore:
+        try:
+            raw = self._idle.pop()
+        except IndexError:
+            raw = connect(self.server.port)
+        taken.append(raw)
+        return raw
+
+
+class PooledStore(TorchRankStore):
+    def __init__(self, pool: Pool, taken: list[TCPStore], prefix: str, raw: TCPStore) -> None:
+        super().__init__(PrefixStore(prefix, raw))
+        self._pool, self._taken, self._prefix, self._raw = pool, taken, prefix, raw
+
+    def clone(self) -> PooledStore:
+        return PooledStore(self._pool, self._taken, self._prefix, self._pool.take(self._taken))
+
+    def scoped(self, prefix: str) -> PooledStore:
+        return PooledStore(self._pool, self._taken, f"{self._prefix}/{prefix}", self._raw)
+
+
+@functools.cache
+def pool() -> Pool:
+    return Pool()
 
 
 def in_threads(jobs: list[Callable[[], T]], limit: float = LONG) -> list[T | BaseException]:
@@ -47,12 +90,11 @@ def in_threads(jobs: list[Callable[[], T]], limit: float = LONG) -> list[T | Bas
     return [future.exception(limit) or future.result() for future in futures]
 
 
-def join_all(port: int, world: int, scope: str = "holdfast/run", limit: float = LONG) -> list[Team]:
+def join_all(store: RankStore, world: int, *, limit: float = LONG) -> list[Team]:
     def one(rank: int) -> Callable[[], Team]:
         place = Place(host=f"host{rank // 2}")
-        return lambda: join(
-            connect(port, scope), SystemClock(), rank=rank, world=world, place=place, limit=limit
-        )
+        mine = store.clone()
+        return lambda: join(mine, SystemClock(), rank=rank, world=world, place=place, limit=limit)
 
     teams = in_threads([one(rank) for rank in range(world)])
     for team in teams:
@@ -63,11 +105,9 @@ def join_all(port: int, world: int, scope: str = "holdfast/run", limit: float = 
 @contextmanager
 def crew(world: int) -> Iterator[list[Team]]:
     """The teams of `world` ranks that live in threads of this process."""
-    server = serve()
-    teams = join_all(server.port, world)
-    try:
+    with pool().scope() as store:
+        teams = join_all(store, world)
         yield teams
-    finally:
         for team in teams:
             team.close()
 

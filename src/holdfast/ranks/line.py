@@ -31,13 +31,7 @@ class Line:
     def ask(self, what: Callable[[RankStore], T], limit: float) -> T:
         """`what(store)`, or `StoreUnavailable` after `limit` and one slice. What was not begun by then is
         never done; what was begun may still happen."""
-        if self._closed:
-            raise StoreUnavailable("the connection to the other ranks is closed")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._talk, name="holdfast-ranks-line", daemon=True)
-            self._thread.start()
-        answer: Future[T] = Future()
-        self._calls.put((answer, what))
+        answer = self.tell(what)
         try:
             return answer.result(limit + SLICE_SECONDS)
         except TimeoutError as error:
@@ -46,6 +40,17 @@ class Line:
                 f"the ranks' store gave no answer within {limit + SLICE_SECONDS:g} s",
                 hint="the process or the machine that hosts it has stopped or cannot be reached",
             ) from error
+
+    def tell(self, what: Callable[[RankStore], T]) -> Future[T]:
+        """The same without waiting, after whatever was asked before."""
+        if self._closed:
+            raise StoreUnavailable("the connection to the other ranks is closed")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._talk, name="holdfast-ranks-line", daemon=True)
+            self._thread.start()
+        answer: Future[T] = Future()
+        self._calls.put((answer, what))
+        return answer
 
     def close(self) -> None:
         """Waits for a call that is under way, but not for one that a silent store keeps."""
