@@ -1,0 +1,105 @@
+"""The folders of a node's store: a committed place, or beside its name the one that is being filled.
+
+A place that is being filled bears a name that no checkpoint has, so a DirectoryStore in the same folder
+leaves it alone, and it appears under its own name only when its manifest is inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+from holdfast.errors import StoreNotFound
+from holdfast.format.names import is_file_name, parse_checkpoint_name
+from holdfast.stores.directory import CKPT, DEAD, RECORDS
+from holdfast.stores.folders import Folders
+from holdfast.stores.identity import make_identity
+from holdfast.stores.io import StoreIO
+from holdfast.stores.os_errors import store_errors
+
+INCOMING = ".incoming"
+PART = "part-"
+
+
+class NodePlaces:
+    """Where the files of each checkpoint lie in one node's folder."""
+
+    def __init__(self, io: StoreIO, where: str) -> None:
+        self._io = io
+        self._where = where
+        self.folders = Folders(io, where)
+
+    @contextlib.contextmanager
+    def inside(self, name: str, doing: str) -> Iterator[int]:
+        """The committed place, or the one that is being filled; StoreNotFound if there is neither."""
+        with store_errors(doing, self._where), contextlib.ExitStack() as opened:
+            root = opened.enter_context(self.folders.root())
+            ckpt = opened.enter_context(self.folders.below(root, CKPT))
+            try:
+                place = opened.enter_context(self.folders.below(ckpt, checked(name)))
+            except FileNotFoundError:
+                place = opened.enter_context(self.folders.below(ckpt, name + INCOMING))
+            yield place
+
+    def is_there(self, name: str) -> bool:
+        try:
+            with self.inside(name, "look for a checkpoint"):
+                return True
+        except StoreNotFound:
+            return False
+
+    def make_incoming(self, name: str, uuid: str | None) -> None:
+        with store_errors(f"begin {name}", self._where), self.folders.root(create=True) as root:
+            if self._io.kind(root, CKPT) is None:
+                with contextlib.suppress(FileExistsError):
+                    self._io.make_directory(root, CKPT)
+            if uuid is not None:
+                make_identity(self._io, root, uuid)
+            self._io.fsync_directory(root)
+            with self.folders.below(root, CKPT) as ckpt:
+                with contextlib.suppress(FileExistsError):
+                    self._io.make_directory(ckpt, checked(name) + INCOMING)
+                self._io.fsync_directory(ckpt)
+
+    def incoming(self) -> list[str]:
+        """The checkpoints whose places are being filled, or were when their writer died."""
+        try:
+            with self.folders.inside(CKPT, doing="list checkpoints") as ckpt:
+                folders = self._io.list_names(ckpt)
+        except StoreNotFound:
+            return []
+        names = [folder.removesuffix(INCOMING) for folder in folders if folder.endswith(INCOMING)]
+        return [name for name in names if parse_checkpoint_name(name)]
+
+    def remove(self, folder: str) -> None:
+        with self.folders.inside(CKPT, doing=f"remove {folder}") as ckpt:
+            with self.folders.below(ckpt, folder) as place:
+                # The tombstone goes last: until then it says what the rest is.
+                for name in sorted(self._io.list_names(place), key=lambda name: name == DEAD):
+                    if name in RECORDS or is_file_name(name):
+                        self._io.unlink(place, name)
+            try:
+                self._io.remove_directory(ckpt, folder)
+            except OSError as error:
+                # Something foreign, or a file that somebody on NFS still reads: not ours to force.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+
+    def sweep_parts(self, place: int, being_written: set[str]) -> None:
+        """What a killed process was writing. One that lives would lose its part and say so; no more."""
+        for name in self._io.list_names(place):
+            if name.startswith(PART) and name not in being_written:
+                with contextlib.suppress(FileNotFoundError):
+                    self._io.unlink(place, name)
+
+
+def is_held_name(file: str) -> bool:
+    """Whether `file` may be asked for: a data file, and not one that is still being written."""
+    return is_file_name(file) and not file.startswith(PART)
+
+
+def checked(name: str) -> str:
+    if parse_checkpoint_name(name) is None:
+        raise StoreNotFound(f"{name!r} is not the name of a checkpoint")
+    return name

@@ -1,0 +1,162 @@
+"""The store of one node: the contract of all stores, and files that come after the commit."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.read import read_files
+from holdfast.checkpoints.write import write_checkpoint
+from holdfast.errors import CorruptCheckpoint, StoreError, StoreFull, StoreNotFound
+from holdfast.format.manifest import FileRecord
+from holdfast.stores.base import Store
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.node_store import NodeStore
+from holdfast.stores.posix import PosixIO
+from holdfast.testing.failing_io import FailingIO
+from holdfast.testing.memory_image import MemoryImage, image_of
+from holdfast.testing.store_contract import StoreContract, draft, save
+
+UUID = "00000000-0000-4000-8000-000000000001"
+
+
+class TestNodeStore(StoreContract):
+    def make_store(self, tmp_path: Path) -> Store:
+        return NodeStore(tmp_path / "run", uuid=UUID)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def record_of(tmp_path: Path, image: MemoryImage) -> FileRecord:
+    return NodeStore(tmp_path / "elsewhere").put(str(draft(1).name), image)
+
+
+def test_a_file_can_be_added_to_what_a_directory_store_has_committed(tmp_path: Path) -> None:
+    with DirectoryStore(tmp_path / "run") as own:
+        epoch = own.claim()
+        name = str(save(own, 3, writer_epoch=epoch).name)
+        node = NodeStore(tmp_path / "run")
+        extra = MemoryImage("extra-r00001.bin", b"partner" * 1000)
+        node.put(name, extra)
+        assert node.held(name) == {image_of(3).name: image_of(3).size, extra.name: extra.size}
+        [found] = committed(own)
+        assert set(read_files(own, found)) == {image_of(3).name}
+        own.retire(name)
+        assert names_in(tmp_path / "run" / "ckpt") == set()
+
+
+def test_a_place_that_is_being_filled_is_seen_by_nobody_until_it_is_settled(tmp_path: Path) -> None:
+    origin = NodeStore(tmp_path / "origin", uuid=UUID)
+    name, image = str(save(origin, 4).name), image_of(4)
+    fresh = NodeStore(tmp_path / "fresh", uuid=UUID)
+    fresh.put(name, image)
+    assert fresh.names() == []
+    assert DirectoryStore(tmp_path / "fresh").names() == []
+    with pytest.raises(StoreNotFound):
+        fresh.manifest(name)
+    fresh.settle(name, origin.manifest(name))
+    fresh.settle(name, origin.manifest(name))
+    [found] = committed(DirectoryStore(tmp_path / "fresh"))
+    assert read_files(fresh, found)[image.name] == image.view(0, image.size)
+    assert fresh.uuid == DirectoryStore(tmp_path / "fresh").uuid == UUID
+
+
+def test_another_manifest_for_the_same_name_is_refused(tmp_path: Path) -> None:
+    one, two = NodeStore(tmp_path / "one", uuid=UUID), NodeStore(tmp_path / "two", uuid=UUID)
+    for store, notes in ((one, "a"), (two, "b")):
+        write_checkpoint(store, draft(1, nonce="00000001", notes=notes), [image_of(1)])
+    [name] = one.names()
+    with pytest.raises(StoreError, match="another manifest"):
+        one.settle(name, two.manifest(name))
+
+
+def test_other_bytes_than_expected_never_get_the_name(tmp_path: Path) -> None:
+    right, wrong = MemoryImage("a.bin", b"right" * 999), MemoryImage("a.bin", b"wrong" * 999)
+    expect, name = record_of(tmp_path, right), str(draft(2).name)
+    node = NodeStore(tmp_path / "run")
+    with pytest.raises(CorruptCheckpoint, match=r"a\.bin"):
+        node.put(name, wrong, expect=expect)
+    assert node.held(name) == {}
+    assert node.put(name, right, expect=expect) == expect
+
+
+def test_a_damaged_file_is_replaced_and_a_good_one_is_not_overwritten(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", uuid=UUID)
+    name, image = str(save(node, 5).name), image_of(5)
+    path = tmp_path / "run" / "ckpt" / name / image.name
+    with pytest.raises(StoreError, match="names are never reused"):
+        node.put(name, MemoryImage(image.name, b"other"))
+    path.write_bytes(b"damage" + path.read_bytes()[6:])
+    [found] = committed(node)
+    assert found.manifest is not None
+    node.put(name, image, expect=found.manifest.files[0], replace=True)
+    assert read_files(node, found)[image.name] == image.view(0, image.size)
+    assert names_in(path.parent) == {image.name, "MANIFEST", "MANIFEST.2"}
+
+
+def test_what_a_killed_process_was_writing_is_swept_by_the_next_one(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run")
+    name = str(draft(6).name)
+    node.put(name, MemoryImage("a.bin", b"a"))
+    place = tmp_path / "run" / "ckpt" / f"{name}.incoming"
+    (place / "part-0123456789abcdef").write_bytes(b"half of something")
+    assert "part-0123456789abcdef" not in node.held(name)
+    with pytest.raises(StoreNotFound):
+        node.open(name, "part-0123456789abcdef")
+    node.put(name, MemoryImage("b.bin", b"b"))
+    assert names_in(place) == {"a.bin", "b.bin"}
+    assert node.leftovers() == [name]
+    node.abandon(name)
+    assert names_in(tmp_path / "run" / "ckpt") == set()
+
+
+def test_a_file_for_a_checkpoint_that_is_retired_meanwhile_is_refused(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", uuid=UUID)
+    name = str(save(node, 7).name)
+
+    class Slow(MemoryImage):
+        def view(self, start: int, stop: int) -> memoryview:
+            (tmp_path / "run" / "ckpt" / name / "MANIFEST").rename(
+                tmp_path / "run" / "ckpt" / name / "MANIFEST.dead"
+            )
+            return super().view(start, stop)
+
+    with pytest.raises(StoreNotFound, match="retired meanwhile"):
+        node.put(name, Slow("late.bin", b"x"))
+    assert "late.bin" not in node.held(name)
+
+
+def test_a_full_node_says_so_before_it_writes(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", spare_bytes=1 << 60)
+    with pytest.raises(StoreFull, match="keep fewer"):
+        node.put(str(draft(1).name), MemoryImage("a.bin", b"a"))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_whatever_call_fails_the_next_attempt_ends_well_and_nothing_half_is_committed(
+    tmp_path: Path, after: bool
+) -> None:
+    origin = NodeStore(tmp_path / "origin", uuid=UUID)
+    name, image = str(save(origin, 8).name), image_of(8)
+    manifest = origin.manifest(name)
+    for nth in range(1, 1000):
+        io = FailingIO(PosixIO(), nth, after=after)
+        node = NodeStore(tmp_path / f"run{nth}", uuid=UUID, io=io)
+        try:
+            node.put(name, image)
+            node.settle(name, manifest)
+        except StoreError:
+            io.armed = False
+            if name in node.names():
+                assert node.held(name) == {image.name: image.size}
+            elif image.name not in (node.held(name) if name in node.leftovers() else {}):
+                node.put(name, image)
+            node.settle(name, manifest)
+        io.armed = False
+        [found] = committed(NodeStore(node.where))
+        assert read_files(node, found)[image.name] == image.view(0, image.size)
+        if not io.fired:
+            break
+    assert 20 < nth < 200
