@@ -68,7 +68,12 @@ def seaweedfs(folder: Path) -> Iterator[ObjectServer]:
     data = folder / "data"
     data.mkdir()
     command = [_program("weed"), "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += [f"-master.port={master}", "-master.volumeSizeLimitMB=1024", f"-volume.port={volume}"]
+    command += [
+        f"-master.port={master}",
+        "-master.volumeSizeLimitMB=1024",
+        f"-volume.port={volume}",
+        "-volume.max=200",
+    ]
     command += ["-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", f"-s3.config={config}"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
     with _running(command, folder) as alive:
