@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.events import Event, Progress, RunEnded, RunStarted
+from holdfast.events import CheckpointRejected, Event, Progress, Restored, RunEnded, RunStarted
 from holdfast.policy.build import build_policy
 from holdfast.policy.failures import DAY, HOUR, FailureHistory, FailureRate, Spell, prior_rate
 
@@ -25,6 +25,14 @@ def test_a_spell_without_an_end_was_a_failure_at_its_last_sign_of_life() -> None
     history = FailureHistory.from_events([started(100), progress(700), started(5000), progress(5600)])
     assert history.spells == (Spell(100, 700, "failure"), Spell(5000, 5600, "failure"))
     assert history.failures == 2
+
+
+def test_time_down_before_a_restore_is_no_exposure() -> None:
+    """The process that restores says so before it says that it has started."""
+    rejected = CheckpointRejected(time=90_000, name="a", why="damaged")
+    restored = Restored(time=90_010, step=1, name="b", seconds=1.0, bytes=1)
+    history = FailureHistory.from_events([started(100), progress(700), rejected, restored, started(90_020)])
+    assert history.spells[0] == Spell(100, 700, "failure")
 
 
 def test_the_living_spell_is_no_failure() -> None:

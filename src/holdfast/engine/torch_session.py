@@ -200,7 +200,8 @@ class Session:
         if self.together is not None and not self.stopping.is_agreed:
             # At the boundary that all ranks agree on, or they would wait for each other for ever.
             self.together.ask_to_stop(reason, self.stopping.exit_code)
-            return False
+            if not self.together.stop_unheard(self._clock.monotonic()):
+                return False
         if self._last_saved != (self.state.step, self.state.epoch):
             # Now and not only at the end: the code behind the loop may not get the time to run.
             self.start_save(f"stopping: {reason}", self._clock.monotonic(), forced=True)
@@ -378,6 +379,8 @@ class Session:
 
     def _setting(self) -> str:
         size = self.snapshots.total_bytes
+        if size is None and self.resumed is not None:
+            size = self.resumed.bytes  # or a process that dies after one save would take all costs with it
         if size is None:
             return ""  # The first save: its layout, and with it its size, is not known yet.
         if self._setting_of is None or self._setting_of[0] != size:

@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.events import AttemptEnded, Event, RunEnded, RunStarted
+from holdfast.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointRejected,
+    Event,
+    Restored,
+    RunEnded,
+    RunStarted,
+)
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -26,6 +34,9 @@ SPOT_NODE_SECONDS_PER_FAILURE = 4 * HOUR
 PRIOR_WEIGHT = 0.5
 # Failure rates drift by factors of ten within months; a week forgets fast enough on the public traces.
 HALF_LIFE = 7 * DAY
+# Said by the process that comes next, before it says that it has started. As signs of life of the one before
+# they would count the time in between, a restart or a weekend, as time survived.
+_SAID_BY_THE_NEXT = (AttemptStarted, CheckpointRejected, Restored)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,8 @@ class FailureHistory:
                 # The supervisor saw the process end that could not say so itself.
                 spells.append(Spell(start, max(start, event.time), "planned" if event.planned else "failure"))
                 start = None
-            last = event.time
+            if not isinstance(event, _SAID_BY_THE_NEXT):
+                last = event.time
         if start is not None:
             spells.append(Spell(start, max(start, last), "running" if still_running else "failure"))
         return FailureHistory(tuple(spells))
