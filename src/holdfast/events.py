@@ -169,3 +169,30 @@ class SupervisorEnded(Event):
     attempts: int
     exit_code: int
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flushed(Event):
+    """A copy of a checkpoint is committed in an outer tier."""
+
+    name: str
+    tier: str
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlushFailed(Event):
+    """Copying outward did not succeed; it is tried again after `retry_seconds`."""
+
+    name: str
+    tier: str
+    error: str
+    retry_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlushSkipped(Event):
+    name: str
+    tier: str
+    why: str

@@ -6,7 +6,7 @@ deletes nothing and says why. Damaged and foreign checkpoints are evidence; they
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from holdfast.checkpoints.find import Found, committed
@@ -45,6 +45,7 @@ def prune(
     ledger: Ledger,
     *,
     retired: Callable[[str, str], None] | None = None,
+    spare: Collection[str] = (),
 ) -> Pruning:
     """Retire what `retention` does not want and sweep what dead writers left. Raises Fenced, nothing else
     of the store's errors once deletion has begun: an old checkpoint too many hurts nobody."""
@@ -55,6 +56,7 @@ def prune(
     if lost := sorted(ledger.committed - listed):
         return Pruning(refused=f"{store.where} no longer lists {lost[0]}, which this process committed")
     kept = _reasons_to_keep(store, found, retention)
+    kept.update({one.name: "still being copied outward" for one in found if str(one.name) in spare})
     doomed = [one for one in found if one.name not in kept]
     if doomed:
         # Unreadable ones stay in line: while the newest of all is damaged, what is older is precious.

@@ -20,16 +20,17 @@ def is_bucket(location: str | os.PathLike[str]) -> bool:
 
 
 def open_store(
-    location: str | os.PathLike[str], *, clock: Clock | None = None
+    location: str | os.PathLike[str], *, clock: Clock | None = None, uuid: str | None = None
 ) -> DirectoryStore | ObjectStore:
     """The store at "s3://bucket/path", "gs://bucket/path", "az://container/path" or in a directory.
 
-    Nothing is read or written yet. Credentials and endpoint of a bucket come from the environment.
+    Nothing is read or written yet; `uuid` is the identity that a new store is given. Credentials and
+    endpoint of a bucket come from the environment.
     """
     text = os.fspath(location)
     match = _SCHEME.match(text)
     if match is None:
-        return DirectoryStore(text, clock=clock)
+        return DirectoryStore(text, clock=clock, uuid=uuid)
     if match[1] not in SCHEMES:
         raise SetupError(
             f"{text} is not a place for checkpoints",
@@ -41,4 +42,4 @@ def open_store(
         raise SetupError(
             f"{text} needs the library {error.name}", hint="pip install 'holdfast[objects]'"
         ) from error
-    return ObjectStore(ObstoreBucket(text), clock=clock)
+    return ObjectStore(ObstoreBucket(text), clock=clock, uuid=uuid)

@@ -34,6 +34,10 @@ class Ladder:
         self._listed: dict[str, frozenset[str]] = {}
         self._seen: tuple[str, Manifest, str] | None = None
 
+    def without(self, name: str) -> Ladder:
+        """The other tiers: what one of them can be filled or repaired from."""
+        return Ladder([tier for tier in self.tiers if tier.name != name], tell=self._tell)
+
     @property
     def bytes_by_tier(self) -> Mapping[str, int]:
         """Bytes of files read from each tier so far, manifests not counted."""

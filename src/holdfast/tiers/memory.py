@@ -99,6 +99,12 @@ class MemoryTier:
             free = [number for number in free if held[number] is None or held[number] != newest]
         return min(free, key=lambda number: (held[number] is not None, held[number] or number), default=None)
 
+    @property
+    def newest_slot(self) -> int | None:
+        """The slot that holds the newest whole checkpoint; None if none does."""
+        held = [(name, n) for n, slot in enumerate(self.slots) if (name := self._name_in(slot))]
+        return max(held)[1] if held else None
+
     def allocate(self, slot: int, file: str, nbytes: int) -> SharedMemory:
         """Memory of a slot for one image, to stage into. Unseals the slot."""
         self._require_mine()
@@ -178,6 +184,15 @@ class MemoryTier:
             place.remove(stale)
         place.seal(name, manifest)
         del self._places[name]
+
+    def mend(self, name: str, source: ImageSource) -> None:
+        """Replace a damaged image of a committed checkpoint by a right one."""
+        self._require_mine()
+        self._slot_of(name).mend(source)
+
+    def mend_manifest(self, name: str, manifest: bytes) -> None:
+        self._require_mine()
+        self._slot_of(name).seal(name, manifest)
 
     def abandon(self, name: str) -> None:
         if name in self.names():

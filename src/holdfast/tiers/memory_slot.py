@@ -14,10 +14,11 @@ import stat
 from dataclasses import dataclass
 
 from holdfast.errors import CorruptCheckpoint, InternalError, StoreNotFound
+from holdfast.format.checksum import chunk_count, chunk_span
 from holdfast.format.manifest import parse_manifest
 from holdfast.format.names import is_file_name, parse_checkpoint_name
 from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal
-from holdfast.stores.base import PAGE
+from holdfast.stores.base import PAGE, ImageSource
 from holdfast.stores.os_errors import store_errors
 
 # The checkpoint's name is in the file's name: listing needs no parsing, and a rename commits.
@@ -70,7 +71,7 @@ class MemorySlot:
     def seal(self, name: str, manifest: bytes) -> None:
         """Vouch for the images as they are now. Nothing is fsynced: this memory does not survive the node."""
         check_seal(manifest)
-        if self.sealed is not None:
+        if self.sealed not in (None, name):
             raise InternalError(f"{self.path} is sealed already")
         with store_errors("seal", self.path):
             file = os.open(self._file(PART), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS, 0o600)
@@ -115,6 +116,21 @@ class MemorySlot:
         """Whether the bytes at `address` are already this slot's image of that name."""
         known = self._images.get(file)
         return known is not None and known.address == address
+
+    def mend(self, source: ImageSource) -> None:
+        """Put a right image in the place of a damaged one, at once. Only where no process stages here: it
+        would go on writing into the file that is replaced."""
+        part = self._file("part-mend")
+        with store_errors(f"mend {source.name}", self.path):
+            file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS, 0o600)
+            with os.fdopen(file, "wb", buffering=0) as opened:
+                for index in range(chunk_count(source.size)):
+                    start, stop = chunk_span(index, source.size)
+                    rest = source.view(start, stop)
+                    while rest:
+                        rest = rest[opened.write(rest) :]
+            os.replace(part, self._file(source.name))
+        self._images.pop(source.name, None)
 
     def open(self, name: str, file: str) -> MemoryFile:
         if not is_file_name(file):

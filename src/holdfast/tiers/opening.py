@@ -1,0 +1,90 @@
+"""From the words of a run to its tiers: the stores themselves, for whoever restores, copies or checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from holdfast.clock import SystemClock
+from holdfast.errors import SetupError, StoreError, StoreNotFound
+from holdfast.stores.base import Store
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.locations import open_store
+from holdfast.stores.node_store import NodeStore
+from holdfast.tiers.memory import MemoryTier
+from holdfast.tiers.memory_folder import memory_folders
+from holdfast.tiers.named_tier import NamedTier
+from holdfast.tiers.tier_list import recall_tiers
+from holdfast.tiers.words import HOME, MEMORY, Tier
+
+
+def open_tier(tier: Tier, run: str, uuid: str) -> Store:
+    """The store of one tier that is not memory. Nothing is written; SetupError if it is another run's."""
+    store: Store
+    if tier.kind == "home":
+        return DirectoryStore(run)
+    if tier.kind == "objects":
+        store = open_store(tier.location, uuid=uuid)
+    elif tier.is_node_local:
+        store = NodeStore(tier.path, uuid=uuid)
+    else:
+        store = DirectoryStore(tier.path, uuid=uuid)
+    require_same_run(store, uuid)
+    return store
+
+
+def require_same_run(store: Store, uuid: str) -> None:
+    """Two runs in one folder would prune each other's checkpoints."""
+    try:
+        # A node's store answers with what it was told; what lies in its folder is what counts.
+        there = DirectoryStore(store.where).uuid if isinstance(store, NodeStore) else store.uuid
+    except StoreNotFound:
+        return
+    if there != uuid:
+        raise SetupError(
+            f"the tier {store.where} belongs to another run ({there}, not {uuid})",
+            hint="give each run a folder of its own there",
+        )
+
+
+def memory_tiers(uuid: str, *, root: str | None = None) -> list[NamedTier]:
+    """What this run's processes left in the memory of this node, to read."""
+    folders = [one for one in memory_folders(root, wall=SystemClock().wall()) if one.uuid == uuid]
+    return [
+        NamedTier(
+            MEMORY if one.rank is None else f"{MEMORY} of rank {one.rank}",
+            MemoryTier(uuid, rank=one.rank, root=root),
+            partial=one.rank is not None,
+        )
+        for one in folders
+    ]
+
+
+def readable_tiers(
+    run: str | os.PathLike[str], *, more: Sequence[NamedTier] = (), shm: str | None = None
+) -> list[NamedTier]:
+    """Every tier that the run at `run` has or had, as this node sees them, nearest first.
+
+    `more` are tiers that only the caller can reach, such as the stores of other nodes; they come after this
+    node's own.
+    """
+    home = os.path.abspath(os.fspath(run))
+    uuid = DirectoryStore(home).uuid
+    listed = recall_tiers(home)
+    near, far = memory_tiers(uuid, root=shm), list[NamedTier]()
+    for tier in (*listed.now, *listed.former):
+        if tier.kind == "memory":
+            continue
+        try:
+            store = open_tier(tier, home, uuid)
+        except StoreError:
+            if tier in listed.now:
+                raise
+            continue
+        (near if tier.is_node_local else far).append(
+            NamedTier(tier.location, store, partial=tier.is_node_local)
+        )
+    if all(tier.store.where != home for tier in far):
+        # Its own folder is where a run without other tiers has everything.
+        far.append(NamedTier(HOME, DirectoryStore(home)))
+    return [*near, *more, *far]
