@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,27 @@ class TrackedRandomness:
     role = "state"
 
     def take(self) -> dict[str, Any]:
-        return {
-            "python": _pack_python(random.getstate()),
-            "numpy": _pack_numpy(np.random.get_state(legacy=False)),
-            "torch": torch.get_rng_state().numpy().tobytes(),
-            "accelerator": _accelerator_states(),
+        return self.hold()()
+
+    def hold(self) -> Callable[[], dict[str, Any]]:
+        """Read every state now, pack it later: turning Python's 625 numbers into bytes takes longer than
+        reading all of them."""
+        python, numpy = random.getstate(), np.random.get_state(legacy=False)
+        cpu, accelerator = torch.get_rng_state(), _accelerator_states()
+        return lambda: {
+            "python": _pack_python(python),
+            "numpy": _pack_numpy(numpy),
+            "torch": cpu.numpy().tobytes(),
+            "accelerator": accelerator,
         }
+
+    def identity(self) -> tuple[int, ...]:
+        """Random streams are never replaced, only drawn from."""
+        return ()
+
+    def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]]:
+        """None: what is kept are bytes."""
+        return {}
 
     def check(self, state: Any) -> None:
         if state["accelerator"] and len(state["accelerator"]) != len(_accelerator_states()):

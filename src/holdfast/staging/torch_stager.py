@@ -120,7 +120,7 @@ class Snapshot:
         """Copy what may change soon, note the versions of the rest. Raises SaveError."""
         started = self._clock.monotonic()
         self._versions = self._versions_of(self._plan.watched)
-        self._noted = self._plan.guard.note(self._tensors, self._plan.places)
+        self._noted = self._plan.guard.note(self._tensors)
         copy_group(self._plan.now, self._plan.places, self._tensors, self.lease.slot)
         for device, now, later in self._plan.by_device:
             self._begin_on(device, now, later)
