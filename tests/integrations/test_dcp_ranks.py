@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from holdfast.checkpoints.listing import checkpoints
 from holdfast.integrations.torch_dcp import HoldfastReader, HoldfastWriter
@@ -102,6 +102,27 @@ def test_every_rank_wrote_one_image_and_the_first_one_manifest(saved_by_two: Pat
     }  # fmt: skip
 
 
+def grid(world: int, dim: int, fill: float | None = None) -> Any:
+    whole = torch.arange(7 * 9 * 2, dtype=torch.float64).reshape(7, 9, 2)
+    mesh = init_device_mesh("cpu", (world,))
+    return distribute_tensor(whole if fill is None else torch.full_like(whole, fill), mesh, [Shard(dim)])
+
+
+def save_rows(rank: int, world: int, folder: Path) -> None:
+    dcp.save({"grid": grid(world, 0)}, storage_writer=HoldfastWriter(folder, step=1))
+
+
+def load_columns(rank: int, world: int, folder: Path) -> bool:
+    state = {"grid": grid(world, 1, fill=-1.0)}
+    dcp.load(state, storage_reader=HoldfastReader(folder))
+    return torch.equal(state["grid"].full_tensor(), grid(world, 0).full_tensor())
+
+
+def test_what_was_split_by_rows_loads_split_by_columns(tmp_path: Path) -> None:
+    run_ranks(2, save_rows, tmp_path)
+    assert run_ranks(3, load_columns, tmp_path) == [True] * 3
+
+
 class KilledPlanner(DefaultSavePlanner):
     def resolve_data(self, write_item: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -115,7 +136,7 @@ class FailingPlanner(DefaultSavePlanner):
 def tensors(world: int, value: float) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (world,))
     whole = torch.full((8, 2), value)
-    return {"w": torch.distributed.tensor.distribute_tensor(whole, mesh, [torch.distributed.tensor.Shard(0)])}
+    return {"w": distribute_tensor(whole, mesh, [Shard(0)])}
 
 
 def save_then_lose_a_rank(rank: int, world: int, folder: Path) -> str:

@@ -92,10 +92,12 @@ def _print(store: DirectoryStore, found: Found) -> None:
     manifest = require_manifest(found)
     ago = age(manifest.created, SystemClock().wall())
     epoch = manifest.progress.get("epoch")
+    # Whoever saves through another framework's loop does not tell us of its epochs.
+    epochs = "" if epoch is None else f", {clean(epoch)} epochs completed"
     finished = " (training was complete)" if manifest.progress.get("complete") is True else ""
     facts = [
         ("checkpoint", str(found.name)),
-        ("step", f"{found.step:,}, {clean(epoch)} epochs completed{finished}"),
+        ("step", f"{found.step:,}{epochs}{finished}"),
         ("saved", when(manifest.created) + (f", {ago}" if ago else "")),
         ("why", clean(manifest.reason)),
         ("kept", clean(manifest.keep or "for ever") if manifest.keep is not None else ""),
