@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, SetupError
 from holdfast.policy.observation import Decision
+from holdfast.ranks.agreement import Agreed, Agreement
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
 from holdfast.stores.directory import DirectoryStore
-
-if TYPE_CHECKING:
-    from holdfast.ranks.agreement import Agreed
 
 
 class Together:
@@ -22,8 +20,6 @@ class Together:
     def __init__(self, team: Team, clock: Clock, *, limit: float) -> None:
         self.team = team
         self.ballot = Ballot(team, clock, limit=limit)
-        from holdfast.ranks.agreement import Agreement
-
         self._limit = limit
         self._agreement = Agreement(team, clock, limit=limit)
         self._asked_to_stop = False
@@ -41,6 +37,10 @@ class Together:
         if not self._asked_to_stop:
             self._asked_to_stop = True
             self._agreement.request_stop(reason, exit_code)
+
+    def stop_unheard(self, now: float) -> bool:
+        """Whether this rank asked to stop and the others cannot be reached: then it stops on its own."""
+        return self._agreement.stop_unheard(now)
 
     def due(self, step: int, *, is_clean: bool) -> Agreed | None:
         """What everybody does at this boundary. While gradients are being accumulated it waits: every rank

@@ -11,7 +11,8 @@ import torch
 
 from holdfast.capture.torch_inflate import inflate_image
 from holdfast.capture.torch_registry import track
-from holdfast.checkpoints.read import Loaded, newest_valid, read_files, require_manifest
+from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.read import newest_loadable, read_files, require_manifest
 from holdfast.clock import SystemClock
 from holdfast.engine.torch_restorer import (
     Resumed,
@@ -20,7 +21,9 @@ from holdfast.engine.torch_restorer import (
     restore_newest,
     say_rejected,
 )
+from holdfast.engine.torch_sharded_load import load_sharded
 from holdfast.errors import RestoreError, SetupError, StoreNotFound
+from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 
 
@@ -49,21 +52,30 @@ def load_weights(
     store = _open(path)
     found = choose_step(store, step)
     if found is None:
-        loaded = newest_valid(store, huge_pages, reject=say_rejected)
-        if loaded is None:
+        # The newest whole one: every byte of it is read, not only the weights.
+        chosen = newest_loadable(
+            store, lambda f: (f, _weights(store, f, everything=True)), reject=say_rejected
+        )
+        if chosen is None:
             raise RestoreError(
                 f"there is no checkpoint in {os.fspath(path)}", hint="is this the folder of a run?"
             )
+        found, weights = chosen
     else:
-        # Only the weights files: the optimizer is usually two thirds of a checkpoint.
-        wanted = [record.name for record in require_manifest(found).files if record.role == "weights"]
-        loaded = Loaded(found, read_files(store, found, wanted, huge_pages))
-    return _pick(_weights(loaded), model, str(loaded.found.name))
+        weights = _weights(store, found, everything=False)
+    return _pick(weights, model, str(found.name))
 
 
-def _weights(loaded: Loaded) -> dict[str, dict[str, torch.Tensor]]:
-    files = [r.name for r in loaded.manifest.files if r.role == "weights" and r.name in loaded.files]
-    return {k: v for f in files for k, v in inflate_image(loaded.files[f], loaded.manifest.values).items()}
+def _weights(store: Store, found: Found, *, everything: bool) -> dict[str, dict[str, torch.Tensor]]:
+    manifest = require_manifest(found)
+    if manifest.world > 1:
+        models = [key for key, said in manifest.contains.items() if said.get("role") == "weights"]
+        states = load_sharded(store, found, (), keys=models).states
+        return {key: states[key] for key in models}
+    # Only the weights files: the optimizer is usually two thirds of a checkpoint.
+    names = [record.name for record in manifest.files if record.role == "weights"]
+    files = read_files(store, found, None if everything else names, huge_pages)
+    return {k: v for f in names for k, v in inflate_image(files[f], manifest.values).items()}
 
 
 def _pick(

@@ -175,6 +175,7 @@ class Saver:
                 taken.sources,
                 {image.file: image.layout for image in taken.plan.images},
                 taken.plan.shared,
+                lambda: self._snapshots.sealed(taken),
             )
             handle.persist_seconds = self._clock.monotonic() - started
             self._emit(

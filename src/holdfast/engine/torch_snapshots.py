@@ -21,11 +21,13 @@ from holdfast.engine.torch_deferral import Deferral, Held
 from holdfast.errors import SaveError
 from holdfast.staging.copy_choice import CopyChoice, Mode
 from holdfast.staging.memory_budget import SlotBudget, available_host_bytes, choose_slots
-from holdfast.staging.slots import Slot, SlotPool
+from holdfast.staging.shared_slots import SharedSlots
+from holdfast.staging.slots import HostMemory, Slot, SlotPool
 from holdfast.staging.torch_copy import Placed
 from holdfast.staging.torch_device import Devices
 from holdfast.staging.torch_stager import CopyPlan, Snapshot
 from holdfast.staging.torch_stream import StreamedImage
+from holdfast.tiers.memory import MemoryTier
 
 log = logging.getLogger("holdfast")
 _TIMES_TO_BELIEVE_IT = 2
@@ -38,7 +40,7 @@ class Layout:
     plan: StatePlan
     copies: CopyPlan
     budget: SlotBudget
-    pool: SlotPool
+    pool: SlotPool | SharedSlots
     deferral: Deferral | None
 
 
@@ -72,6 +74,7 @@ class Snapshots:
         copier: Worker,
         *,
         ranks: tuple[int, int] | None = None,
+        memory: MemoryTier | None = None,
         devices: Devices | None = None,
         available_bytes: Callable[[], int] = available_host_bytes,
     ) -> None:
@@ -80,6 +83,7 @@ class Snapshots:
         self._clock = clock
         self._copier = copier
         self._ranks = ranks
+        self._memory = memory
         self._devices = devices or Devices()
         self._available_bytes = available_bytes
         self._layout: Layout | None = None
@@ -209,11 +213,11 @@ class Snapshots:
         (log.info if budget.slots == 2 else log.warning)("holdfast: staging memory: %s", budget.reason)
         on_device = [t for t in tensors if self._devices.of(t) is not None][:1]
 
-        def make_slot() -> Slot:
+        def make_slot(allocate: Callable[[int], HostMemory] | None = None) -> Slot:
             return Slot(
                 [image.file for image in plan.images],
                 [image.layout for image in plan.images],
-                lambda nbytes: self._devices.host_memory(on_device, nbytes),
+                allocate or (lambda nbytes: self._devices.host_memory(on_device, nbytes)),
             )
 
         # Only weights are changed behind our back (averaged ones swapped in, clipped through `.data`).
@@ -222,8 +226,39 @@ class Snapshots:
         deferral = None
         if not copies.by_device and self._changed_behind < _TIMES_TO_BELIEVE_IT:
             deferral = Deferral(self._tracked, parts, plan, tensors)
-        pool = SlotPool(make_slot, budget.slots)
+        pool = (None if on_device else self._shared(make_slot, plan, sizes)) or SlotPool(
+            make_slot, budget.slots
+        )
         return Layout(plan, copies, budget, pool, deferral if deferral and deferral.is_worthwhile else None)
+
+    def _shared(
+        self, make_slot: Callable[[Callable[[int], HostMemory]], Slot], plan: StatePlan, sizes: int
+    ) -> SharedSlots | None:
+        """Slots in the memory tier, where there is one and it has room."""
+        memory = self._memory
+        if memory is None:
+            return None
+        problem = memory.lacks_room(sizes, available_bytes=self._available_bytes())
+        if problem is not None:
+            log.warning("holdfast: no checkpoints in memory: %s", problem)
+            return None
+
+        def make(number: int) -> Slot:
+            names = iter([image.file for image in plan.images])
+
+            def allocate(nbytes: int) -> HostMemory:
+                shared = memory.allocate(number, next(names), nbytes)
+                return HostMemory(shared.view, shared.keep_alive)
+
+            return make_slot(allocate)
+
+        return SharedSlots(memory, make, len(memory.slots), memory.newest_slot)
+
+    def sealed(self, taken: Taken) -> None:
+        """What this snapshot holds is a checkpoint in memory now. On the persist worker."""
+        pool = self._layout.pool if self._layout else None
+        if isinstance(pool, SharedSlots) and taken.snapshot is not None:
+            pool.sealed(taken.snapshot.lease.slot)
 
     def _sharing(self) -> Sharing | None:
         if self._ranks is None:

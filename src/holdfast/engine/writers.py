@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from holdfast.checkpoints.bytes_source import BytesSource
-from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
+from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint, write_copy
 from holdfast.checkpoints.write_together import decline, write_together
+from holdfast.errors import StoreError
 from holdfast.format.image import ImageLayout
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
 from holdfast.stores.base import ImageSource, Store
+
+log = logging.getLogger("holdfast")
 
 
 class Writer(Protocol):
@@ -24,8 +28,10 @@ class Writer(Protocol):
         sources: Sequence[ImageSource],
         layouts: Mapping[str, ImageLayout],
         shared: str,
+        in_memory: Callable[[], None],
     ) -> Committed:
-        """Durable when it returns. `shared` stands for how common tensors were divided."""
+        """Durable when it returns. `shared` stands for how common tensors were divided; `in_memory` is called
+        as soon as a killed process would find the checkpoint in its memory tier."""
         ...
 
     def decline(self, save: str, error: str) -> None:
@@ -34,8 +40,9 @@ class Writer(Protocol):
 
 
 class Alone:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, memory: Store | None = None) -> None:
         self._store = store
+        self._memory = memory
 
     def write(
         self,
@@ -44,8 +51,19 @@ class Alone:
         sources: Sequence[ImageSource],
         layouts: Mapping[str, ImageLayout],
         shared: str,
+        in_memory: Callable[[], None],
     ) -> Committed:
-        return write_checkpoint(self._store, draft, sources)
+        memory = self._memory
+        if memory is None or not all(source.concurrent for source in sources):
+            return write_checkpoint(self._store, draft, sources)
+        try:
+            near = write_checkpoint(memory, draft, sources)
+        except StoreError as error:
+            log.warning("holdfast: step %d is not kept in memory: %s", draft.step, error)
+            return write_checkpoint(self._store, draft, sources)
+        in_memory()
+        write_copy(self._store, near.manifest, memory.manifest(str(near.name)), sources)
+        return near
 
     def decline(self, save: str, error: str) -> None:
         pass
@@ -64,6 +82,7 @@ class Everybody:
         sources: Sequence[ImageSource],
         layouts: Mapping[str, ImageLayout],
         shared: str,
+        in_memory: Callable[[], None],
     ) -> Committed:
         team = self._team
         headers = {file: ImageHeader.of(layout) for file, layout in layouts.items()}

@@ -1,0 +1,76 @@
+"""Staging slots that are the memory tier: what is copied into one stays readable when this process dies.
+
+The slot with the newest whole checkpoint is never leased while there is another: whenever the process is
+killed, one slot is whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.staging.slots import Lease, Slot
+
+
+class SlotFiles(Protocol):
+    """What this needs of a memory tier."""
+
+    def reopen(self, slot: int) -> None: ...
+
+
+class SharedSlots:
+    """Stands where a SlotPool stands. `make(number)` maps the memory of one of the tier's slots; `newest` is
+    the one that an earlier process left whole."""
+
+    def __init__(self, files: SlotFiles, make: Callable[[int], Slot], count: int, newest: int | None) -> None:
+        self._files = files
+        self._make = make
+        self._count = count
+        self._slots: dict[int, Slot] = {}
+        self._leased: set[int] = set()
+        self._changed = threading.Condition()
+        self._newest = newest
+
+    def lease(self, timeout: float = 0.0) -> Lease | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._next() is not None, timeout):
+                return None
+            number = self._next()
+            assert number is not None
+            self._leased.add(number)
+        try:
+            self._files.reopen(number)
+            if number not in self._slots:
+                self._slots[number] = self._make(number)
+            return Lease(self._slots[number], lambda slot: self._give_back(number))
+        except BaseException:
+            self._give_back(number)
+            raise
+
+    def _next(self) -> int | None:
+        free = [n for n in range(self._count) if n not in self._leased and n != self._newest]
+        return free[0] if free else None
+
+    def sealed(self, slot: Slot) -> None:
+        """This slot holds the newest whole checkpoint now, so the other may be written."""
+        with self._changed:
+            self._newest = next((n for n, mine in self._slots.items() if mine is slot), self._newest)
+            self._changed.notify()
+
+    def drain(self, timeout: float = 0.0) -> bool:
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._leased, timeout):
+                return False
+            self._slots.clear()
+            return True
+
+    @property
+    def available(self) -> bool:
+        with self._changed:
+            return self._next() is not None
+
+    def _give_back(self, number: int) -> None:
+        with self._changed:
+            self._leased.discard(number)
+            self._changed.notify()
