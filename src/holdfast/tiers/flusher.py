@@ -206,7 +206,8 @@ class Flusher:
             self._copier.copy(name, files)
             self._share.publish(self._copier, name)
         with self._changed:
-            self._newest_flushed = name
+            # At the end the newest is copied first and older ones may follow.
+            self._newest_flushed = max(name, self._newest_flushed or "")
             self._drop(name)
         seconds = self._clock.monotonic() - started
         self._emit(
