@@ -12,9 +12,9 @@ from holdfast.format.manifest import FileRecord
 from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_store import NodeStore
-from holdfast.stores.posix import PosixIO
 from holdfast.testing.failing_io import FailingIO
 from holdfast.testing.memory_image import MemoryImage, image_of
+from holdfast.testing.memory_io import MemoryIO
 from holdfast.testing.store_contract import StoreContract, draft, save
 
 UUID = "00000000-0000-4000-8000-000000000001"
@@ -135,15 +135,13 @@ def test_a_full_node_says_so_before_it_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_whatever_call_fails_the_next_attempt_ends_well_and_nothing_half_is_committed(
-    tmp_path: Path, after: bool
-) -> None:
-    origin = NodeStore(tmp_path / "origin", uuid=UUID)
+def test_whatever_call_fails_the_next_attempt_ends_well_and_nothing_half_is_committed(after: bool) -> None:
+    origin = NodeStore("/origin", uuid=UUID, io=MemoryIO())
     name, image = str(save(origin, 8).name), image_of(8)
     manifest = origin.manifest(name)
     for nth in range(1, 1000):
-        io = FailingIO(PosixIO(), nth, after=after)
-        node = NodeStore(tmp_path / f"run{nth}", uuid=UUID, io=io)
+        io = FailingIO(MemoryIO(), nth, after=after)
+        node = NodeStore("/run", uuid=UUID, io=io)
         try:
             node.put(name, image)
             node.settle(name, manifest)
@@ -155,7 +153,7 @@ def test_whatever_call_fails_the_next_attempt_ends_well_and_nothing_half_is_comm
                 node.put(name, image)
             node.settle(name, manifest)
         io.armed = False
-        [found] = committed(NodeStore(node.where))
+        [found] = committed(NodeStore("/run", io=io))
         assert read_files(node, found)[image.name] == image.view(0, image.size)
         if not io.fired:
             break

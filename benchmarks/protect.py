@@ -1,0 +1,165 @@
+"""How fast a node protects a checkpoint and how fast a lost one is rebuilt, against memcpy and raw loopback.
+
+Four nodes on loopback addresses, their folders in memory so that no disk is measured, the servers in a
+process of their own. All in one run: the ratios are what counts. Speeds are bytes of one node's own data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoints.read import allocate_pages
+from holdfast.format.manifest import Manifest, parse_manifest
+from holdfast.redundancy.sets import group_nodes
+from holdfast.stores.node_side import NodeSide
+from holdfast.stores.node_store import NodeStore
+from holdfast.stores.remote import RemoteStore
+from holdfast.stores.serve import NodeServer
+from holdfast.tiers.protect import ComputedFile, bytes_reader, protect
+from holdfast.tiers.protect_members import Members, files_by_node
+from holdfast.tiers.rebuild import rebuild
+
+TOKEN = os.urandom(32)
+NODES = ["node0", "node1", "node2", "node3"]
+UUID = "00000000-0000-4000-8000-000000000001"
+NAME = "e00000001-s000000000001-00000001"
+PORT = 47310
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def memcpy(size: int) -> float:
+    source, target = allocate_pages(size), allocate_pages(size)
+    target[:] = source
+    return size / seconds(lambda: target.__setitem__(slice(None), source))
+
+
+def loopback(size: int) -> float:
+    """One stream between two processes, into memory that has been touched."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        child = os.fork()
+        if child == 0:
+            with socket.create_connection(listener.getsockname()) as sender:
+                block = memoryview(bytes(4 << 20))
+                for start in range(0, size, len(block)):
+                    sender.sendall(block[: size - start])
+            os._exit(0)
+        connection, _ = listener.accept()
+        buffer, got = allocate_pages(16 << 20), 0
+        buffer[:] = bytes(16 << 20)
+        begin = time.perf_counter()
+        while got < size:
+            got += connection.recv_into(buffer)
+        spent = time.perf_counter() - begin
+        connection.close()
+        os.waitpid(child, 0)
+    return size / spent
+
+
+def write_checkpoint(root: Path, size: int) -> bytes:
+    """Every node's own file, and on all nodes the manifest that lists them all."""
+    records = []
+    for rank, node in enumerate(NODES):
+        file = ComputedFile(f"state-r{rank:05d}.bin", size, bytes_reader(os.urandom(size)))
+        records.append(NodeStore(root / node, uuid=UUID).put(NAME, file))
+    manifest = Manifest(
+        store=UUID, writer_epoch=1, step=1, nonce="00000001", parent=None, created="", reason="benchmark",
+        files=tuple(records),
+    ).to_bytes()  # fmt: skip
+    for node in NODES:
+        NodeStore(root / node, uuid=UUID).settle(NAME, manifest)
+    return manifest
+
+
+def serve_in_a_child(root: Path) -> tuple[int, int]:
+    """The child's process id, and the end of a pipe that keeps it alive."""
+    ready_read, ready_write = os.pipe()
+    life_read, life_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(life_write)
+        servers = [
+            NodeServer({"local": NodeStore(root / node, uuid=UUID)}, TOKEN, f"127.0.0.{10 + n}", PORT + n)
+            for n, node in enumerate(NODES)
+        ]
+        os.write(ready_write, b"!")
+        os.read(life_read, 1)
+        for server in servers:
+            server.close()
+        os._exit(0)
+    os.read(ready_read, 1)
+    for each in (ready_read, ready_write, life_read):
+        os.close(each)
+    return child, life_write
+
+
+def measure(scheme: str, root: Path, size: int) -> tuple[float, float]:
+    """(protecting, rebuilding) in bytes of one node's data per second."""
+    manifest = write_checkpoint(root, size)
+    parsed = parse_manifest(manifest)
+    members = Members(group_nodes(NODES, scheme), files_by_node(parsed, NODES))
+    child, life = serve_in_a_child(root)
+    far = {n: RemoteStore((f"127.0.0.{10 + i}", PORT + i), TOKEN) for i, n in enumerate(NODES)}
+
+    def seen_from(me: str) -> dict[str, NodeSide]:
+        return {n: NodeStore(root / n, uuid=UUID) if n == me else far[n] for n in NODES}
+
+    try:
+        took = [seconds(lambda n=n: protect(NAME, n, seen_from(n), members)) for n in NODES]  # type: ignore[misc]
+        shutil.rmtree(root / "node1")
+        own = [record.name for record in members.files["node1"]]
+        again = seconds(lambda: rebuild(manifest, "node1", seen_from("node1"), own))
+    finally:
+        for store in far.values():
+            store.close()
+        os.close(life)
+        os.waitpid(child, 0)
+        shutil.rmtree(root)
+    return size / statistics.median(took), size / again
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="64 MB per node and one round")
+    parser.add_argument("--mb", type=int, default=256, help="data per node (default 256)")
+    options = parser.parse_args()
+    size = (64 if options.quick else options.mb) * 10**6
+    rounds = 1 if options.quick else 3
+    rows: dict[str, list[tuple[float, float]]] = {}
+    copy, wire = [], []
+    parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        for _ in range(rounds):
+            copy.append(memcpy(size))
+            wire.append(loopback(size))
+            for scheme in ("partner", "xor:4", "rs:2+2"):
+                rows.setdefault(scheme, []).append(measure(scheme, parent / "job", size))
+    finally:
+        shutil.rmtree(parent)
+    raw, stream = statistics.median(copy), statistics.median(wire)
+    print(f"{size / 1e6:.0f} MB per node, 4 nodes, median of {rounds} (2 cores carry all nodes)")
+    print(f"memcpy {raw / 1e9:.2f} GB/s, one loopback stream {stream / 1e9:.2f} GB/s\n")
+    print("| scheme | protect GB/s | of loopback | of memcpy | rebuild GB/s | of loopback |")
+    print("|---|---|---|---|---|---|")
+    for scheme, samples in rows.items():
+        there, back = (statistics.median(s[i] for s in samples) for i in (0, 1))
+        print(
+            f"| {scheme} | {there / 1e9:.2f} | {there / stream:.2f} | {there / raw:.2f}"
+            f" | {back / 1e9:.2f} | {back / stream:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
