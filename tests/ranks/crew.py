@@ -146,4 +146,5 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
+        self._lines.close()
         self._socket.close()

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from crew import crew, in_threads
@@ -156,8 +156,15 @@ def test_the_first_reason_to_stop_counts_and_details_arrive() -> None:
 def test_a_rank_that_never_answers_means_no_and_nobody_waits_for_it_twice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with crew(3) as teams, caplog.at_level(logging.WARNING, "holdfast"):
-        made = [Agreement(team, SystemClock(), limit=SHORT) for team in teams[:2]]
+    with crew(3) as teams, caplog.at_level(logging.WARNING, "holdfast"), ExitStack() as closing:
+
+        def enter(team: Team, limit: float) -> Agreement:
+            agreement = Agreement(team, SystemClock(), limit=limit)
+            closing.callback(agreement.close)
+            return agreement
+
+        # Rank 0 calls a rank silent; how patient the others are does not matter.
+        made = [enter(teams[0], 1.0), enter(teams[1], 30)]
         drive_to(made[0], range(1, 2))
         made[0].propose("save", "due", 1)
         assert in_threads([lambda a=a: drive_to(a, range(2, 4)) for a in made]) == [None, None]
@@ -168,17 +175,16 @@ def test_a_rank_that_never_answers_means_no_and_nobody_waits_for_it_twice(
             assert drive_to(made[0], range(step + 1, step + 2)) is None
         assert sum("did not answer" in record.message for record in caplog.records) == 1
         # The rank was only slow. Once it is heard of again, everything works.
-        made.append(Agreement(teams[2], SystemClock(), limit=SHORT))
+        made.append(enter(teams[2], 30))
         end = time.monotonic() + 10
         while made[0].silent and time.monotonic() < end:
             time.sleep(0.01)
+        made[0]._chair._limit = 30  # type: ignore[union-attr]
         made[0].propose("save", "due", 10)
         until_verdict(made[0])
         agreed = [drive_to(a, range(10, 40)) for a in made]
         assert agreed[0] is not None
         assert agreed[1:] == [agreed[0]] * 2
-        for agreement in made:
-            agreement.close()
 
 
 def test_a_rank_that_asks_and_is_not_heard_may_stop_on_its_own() -> None:

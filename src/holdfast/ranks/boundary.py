@@ -26,7 +26,8 @@ class Boundary:
     the step and at what is expected under one lock."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._step = -1
         # The training thread looks closer from this step on.
         self._attend = math.inf
@@ -36,7 +37,8 @@ class Boundary:
 
     def reach(self, step: int) -> bool:
         """The training thread is at `step`; is there anything to look at? At every boundary, so: no more."""
-        with self._changed:
+        # The lock itself: through the condition it takes four times as long.
+        with self._lock:
             self._step = step
             return step >= self._attend
 

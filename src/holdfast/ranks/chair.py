@@ -110,13 +110,13 @@ class Chair:
         self._boundary.settle(proposal.number, go)
         self._lead.learn(step, [at for _, at in answers.values()])
         self._owed = [answer_key(proposal.number, rank) for rank in self.silent]
-        self._under_way = False
         if self.silent and not self._warned:
             self._warned = True
             log.warning(
                 "holdfast: %s did not answer within %g s; no %s at step %d, and no other until they do",
                 rank_list(self.silent), self._limit, proposal.kind, proposal.step,
             )  # fmt: skip
+        self._under_way = False
 
     def _answers(self, number: int) -> dict[int, tuple[bool, int]]:
         """By rank: whether it was in time, and the step it was at. Those that did not answer are missing."""
