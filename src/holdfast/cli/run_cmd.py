@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from holdfast.checkpoints.find import committed
 from holdfast.cli.json_output import add_json_option, print_json
+from holdfast.cli.rescue import rescue
 from holdfast.cli.run_view import RunView
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError, SetupError
@@ -136,8 +137,11 @@ def run(options: argparse.Namespace) -> int:
         view.clear()
         if notices is not None:
             notices.close()
+    rescued = rescue(history.folder) if history.folder is not None else None
     if options.json:
-        print_json({"exit_code": code, "run": history.folder, "events": history.as_json()})
+        print_json(
+            {"exit_code": code, "run": history.folder, "rescued": rescued, "events": history.as_json()}
+        )
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.write import Committed
@@ -16,18 +17,32 @@ log = logging.getLogger("holdfast")
 
 
 class Housekeeping:
-    def __init__(self, store: Store, retention: Retention, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        store: Store,
+        retention: Retention,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        spare: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         self.ledger = Ledger()
         self._store = store
         self._retention = retention
         self._clock = clock
         self._telemetry = telemetry
+        # What is still being copied to another tier.
+        self._spare = spare
 
     def after_commit(self, committed: Committed) -> None:
         """The successor is durable, so something older may go. Never raises: too many hurt nobody."""
         self.ledger.committed.add(str(committed.name))
+        if not self._store.properties.survives_node:
+            # Memory: it has two slots, and the older one is written over by itself.
+            self._telemetry.flush()
+            return
         try:
-            done = prune(self._store, self._retention, self.ledger, retired=self._tell)
+            done = prune(self._store, self._retention, self.ledger, retired=self._tell, spare=self._spare())
             if done.refused and len(self.ledger.committed) > self._retention.latest:
                 log.warning("holdfast: nothing was pruned: %s", done.refused)
         except (StoreError, SaveError) as error:

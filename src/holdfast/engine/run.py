@@ -15,6 +15,7 @@ from holdfast.engine.handle import SaveHandle
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
+from holdfast.engine.tiers_of_run import TiersOfRun, tiers_for
 from holdfast.engine.together import Together, claim_together
 from holdfast.engine.torch_loop import Loop
 from holdfast.engine.torch_restorer import Resumed
@@ -28,6 +29,7 @@ from holdfast.policy.failures import FailureHistory
 from holdfast.ranks.torch_team import team_from_torch
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.tiers.words import Tier, parse_tiers
 from holdfast.units import Every
 
 
@@ -46,6 +48,8 @@ class Run:
     `load_state_dict`. Everything else has a default that needs no thought:
 
     - `policy`, `budget`, `every`, `max_loss`, `mtbf`: when to save; see docs/policies.md.
+    - `tiers`: where copies go, nearest first: ["memory", "/local/nvme", "run", "s3://bucket/run every 10"];
+      "run" is the run's own folder, which is all there is by default. See docs/tiers.md.
     - `keep`: which checkpoints stay: a number, or words such as "latest 3, best 2 of -val_loss".
     - `seed`: the order of the data is a function of it and of the epoch.
     - `on_save_error`: "warn" (training goes on, a later boundary tries again) or "raise".
@@ -71,7 +75,7 @@ class Run:
         every: str | int | Every | None = None,
         max_loss: str | float | None = None,
         mtbf: str | float | None = None,
-        tiers: Sequence[str] | None = None,
+        tiers: Sequence[str | Tier] | None = None,
         keep: int | str | Retention = 2,
         seed: int = 0,
         on_save_error: OnSaveError = "warn",
@@ -87,7 +91,7 @@ class Run:
         clock: Clock | None = None,
         **tracked: Any,
     ) -> None:
-        _refuse_what_is_not_there_yet(tiers)
+        self._given_tiers = None if tiers is None else parse_tiers(tiers)
         self.path = os.fspath(path)
         self._settings = Settings(
             seed=seed,
@@ -129,7 +133,9 @@ class Run:
         else:
             claim_together(store, team, limit)
         together = None if team is None else Together(team, self._clock, limit=limit)
+        tiers: TiersOfRun | None = None
         try:
+            tiers = self._open_tiers(store, together)
             events = read_events(self.path)
             self.policy = build_policy(**self._when, history=FailureHistory.from_events(events))
             session = Session(
@@ -143,8 +149,11 @@ class Run:
                 events,
                 Stopping.from_environment(self._clock, **self._stop),
                 together,
+                tiers,
             )
         except BaseException:
+            if tiers is not None:
+                tiers.close(0.0)
             store.release()
             if together is not None:
                 together.close()
@@ -156,6 +165,17 @@ class Run:
             raise
         self._session, self.resumed = session, session.resumed
         return self
+
+    def _open_tiers(self, store: DirectoryStore, together: Together | None) -> TiersOfRun | None:
+        if together is not None:
+            if self._given_tiers is not None:
+                raise SetupError(
+                    "tiers= is for a single process in this version",
+                    hint="leave it out: every rank saves into the run's folder",
+                )
+            return None
+        tiers = tiers_for(store.where, self._given_tiers, os.environ)
+        return TiersOfRun(store, tiers, self._retention, self._clock) if tiers else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -249,10 +269,3 @@ class Run:
                 "this run is not open", hint="use it in a with block: with holdfast.Run(...) as run:"
             )
         return self._session
-
-
-def _refuse_what_is_not_there_yet(tiers: Sequence[str] | None) -> None:
-    if tiers is not None:
-        raise SetupError(
-            "tiers= is not available in this version", hint="the run's own folder is the one tier"
-        )

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.capture.torch_plan import encode_values, summarise
 from holdfast.checkpoints.write import CheckpointDraft, Committed
@@ -22,7 +22,6 @@ from holdfast.engine.writers import Writer
 from holdfast.errors import HoldfastError, InternalError, SaveError, TornSnapshot
 from holdfast.events import Emit, SaveCommitted, SaveFailed, SnapshotTaken, SnapshotTorn
 from holdfast.format.manifest import Parent, utc_text
-from holdfast.stores.directory import DirectoryStore
 
 log = logging.getLogger("holdfast")
 
@@ -42,10 +41,15 @@ class SaveRequest:
     keep: str | None = None
 
 
+class HasEpoch(Protocol):
+    @property
+    def writer_epoch(self) -> int: ...
+
+
 class Saver:
     def __init__(
         self,
-        store: DirectoryStore,
+        store: HasEpoch,
         writer: Writer,
         snapshots: Snapshots,
         environment: Mapping[str, Any],
@@ -175,7 +179,7 @@ class Saver:
                 taken.sources,
                 {image.file: image.layout for image in taken.plan.images},
                 taken.plan.shared,
-                lambda: self._snapshots.sealed(taken),
+                lambda: self._snapshots.sealed(taken, str(draft.name)),
             )
             handle.persist_seconds = self._clock.monotonic() - started
             self._emit(

@@ -26,6 +26,7 @@ from holdfast.engine.settings import Settings
 from holdfast.engine.stop_signals import show_stacks_on_request
 from holdfast.engine.stopping import Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
+from holdfast.engine.tiers_of_run import TiersOfRun
 from holdfast.engine.together import Together
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_saver import Saver, SaveRequest
@@ -75,9 +76,11 @@ class Session:
         history: list[Event],
         stopping: Stopping,
         together: Together | None = None,
+        tiers: TiersOfRun | None = None,
     ) -> None:
         self.state = state
         self.together = together
+        self._tiers = tiers
         self.stopping = stopping
         self.policy = policy
         self.resumed: Resumed | None = None
@@ -89,18 +92,27 @@ class Session:
         append = Journal(store.where).append if together is None or together.leads else _nowhere
         self._telemetry = Telemetry(append)
         self._emit = self._telemetry.emit
-        self._housekeeping = Housekeeping(store, retention, clock, self._telemetry)
+        first = tiers.first if tiers else store
+        self._housekeeping = Housekeeping(
+            first, retention, clock, self._telemetry, spare=lambda: tiers.needed if tiers else frozenset()
+        )
         parent = self._restore(history)
         self._optimizers = [t.optimizer for t in tracked if isinstance(t, TrackedOptimizer)]
         self._persister = Worker("holdfast-persist", idle=self._telemetry.flush, polite=True)
         self._copier = Worker("holdfast-copy")
         ranks = None if together is None else (together.team.rank, together.team.world)
-        self.snapshots = Snapshots(tracked, settings, clock, self._copier, ranks=ranks)
+        memory = tiers.memory if tiers else None
+        self.snapshots = Snapshots(
+            tracked, settings, clock, self._copier, ranks=ranks, memory=memory,
+            needed=lambda: tiers.needed if tiers else frozenset(),
+        )  # fmt: skip
         self.meter = CopyMeter(self.snapshots.choice)
-        writer = Alone(store) if together is None else Everybody(store, together.team, together.ballot)
+        writer = (
+            Alone(first, memory) if together is None else Everybody(store, together.team, together.ballot)
+        )
         self._saver = Saver(
-            store, writer, self.snapshots, describe_environment(), clock, self._emit, self._persister,
-            wait_limit=settings.wait_limit_seconds, parent=parent,
+            tiers or store, writer, self.snapshots, describe_environment(), clock, self._emit,
+            self._persister, wait_limit=settings.wait_limit_seconds, parent=parent,
             after_commit=self._after_commit,
         )  # fmt: skip
         self.beats = HeartbeatWriter.from_environment(store.where)
@@ -126,6 +138,8 @@ class Session:
                 writer_epoch=store.writer_epoch,
             )
         )  # fmt: skip
+        if tiers is not None:
+            tiers.start_draining(self._emit)
         self._telemetry.flush()
 
     # ---- restoring
@@ -134,8 +148,9 @@ class Session:
         def reject(found: Found, why: str) -> None:
             self._emit(CheckpointRejected(time=self._clock.wall(), name=str(found.name), why=why))
 
+        ladder = self._tiers.ladder() if self._tiers else None
         restored = restore_newest(
-            self._store, self._tracked, self._clock, on_reject=reject,
+            ladder or self._store, self._tracked, self._clock, on_reject=reject,
             team=self.together.team if self.together else None, limit=self._settings.wait_limit_seconds,
         )  # fmt: skip
         if restored is None:
@@ -143,7 +158,8 @@ class Session:
         resumed, found = restored
         reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
         lost = None if reached is None else max(reached - resumed.step, 0)
-        self.resumed = resumed = Resumed(**{**vars(resumed), "steps_lost": lost})
+        tier = self._tiers.nearest(ladder) if self._tiers and ladder else resumed.tier
+        self.resumed = resumed = Resumed(**{**vars(resumed), "steps_lost": lost, "tier": tier})
         self._housekeeping.ledger.resumed_from = resumed.name
         learned = dict(self.state.policy)
         if learned.get("setting") != setting_key(self._store.where, self._tracked, resumed.bytes):
@@ -164,6 +180,8 @@ class Session:
     def _after_commit(self, committed: Committed) -> None:
         if self.together is None or self.together.leads:
             self._housekeeping.after_commit(committed)
+        if self._tiers is not None:
+            self._tiers.committed(str(committed.name))
 
     # ---- step boundaries
 
@@ -424,6 +442,8 @@ class Session:
             self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=how, why=reason or ""))
             self._fence.remove()
             self.stopping.close()
+            if self._tiers is not None:
+                self._tiers.close(self._settings.wait_limit_seconds, durable=self._is_durable(how))
             self._telemetry.flush()
             self._store.release()
             if self.together is not None:
@@ -462,6 +482,10 @@ class Session:
             log.error("holdfast: the last checkpoint (step %d) was not saved: %s", self.state.step, error)
             if self._settings.on_save_error == "raise":
                 raise
+
+    def _is_durable(self, how: str) -> bool:
+        """Whether the last state is where it survives this node."""
+        return how != "error" and self._last_saved == (self.state.step, self.state.epoch)
 
     def _drain(self, *, may_raise: bool) -> None:
         limit = self._settings.wait_limit_seconds

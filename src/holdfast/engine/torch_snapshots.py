@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +75,7 @@ class Snapshots:
         *,
         ranks: tuple[int, int] | None = None,
         memory: MemoryTier | None = None,
+        needed: Callable[[], Collection[str]] = frozenset,
         devices: Devices | None = None,
         available_bytes: Callable[[], int] = available_host_bytes,
     ) -> None:
@@ -84,6 +85,7 @@ class Snapshots:
         self._copier = copier
         self._ranks = ranks
         self._memory = memory
+        self._needed = needed
         self._devices = devices or Devices()
         self._available_bytes = available_bytes
         self._layout: Layout | None = None
@@ -252,13 +254,13 @@ class Snapshots:
 
             return make_slot(allocate)
 
-        return SharedSlots(memory, make, len(memory.slots), memory.newest_slot)
+        return SharedSlots(memory, make, len(memory.slots), newest=memory.newest_slot, needed=self._needed)
 
-    def sealed(self, taken: Taken) -> None:
+    def sealed(self, taken: Taken, name: str) -> None:
         """What this snapshot holds is a checkpoint in memory now. On the persist worker."""
         pool = self._layout.pool if self._layout else None
         if isinstance(pool, SharedSlots) and taken.snapshot is not None:
-            pool.sealed(taken.snapshot.lease.slot)
+            pool.sealed(taken.snapshot.lease.slot, name)
 
     def _sharing(self) -> Sharing | None:
         if self._ranks is None:

@@ -54,6 +54,10 @@ class Alone:
         in_memory: Callable[[], None],
     ) -> Committed:
         memory = self._memory
+        if memory is self._store and memory is not None:
+            committed = write_checkpoint(memory, draft, sources)
+            in_memory()
+            return committed
         if memory is None or not all(source.concurrent for source in sources):
             return write_checkpoint(self._store, draft, sources)
         try:

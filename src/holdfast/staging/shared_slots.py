@@ -7,10 +7,13 @@ killed, one slot is whole.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from holdfast.staging.slots import Lease, Slot
+
+_SLICE_SECONDS = 0.05
 
 
 class SlotFiles(Protocol):
@@ -21,9 +24,17 @@ class SlotFiles(Protocol):
 
 class SharedSlots:
     """Stands where a SlotPool stands. `make(number)` maps the memory of one of the tier's slots; `newest` is
-    the one that an earlier process left whole."""
+    the one that an earlier process left whole; `needed` names checkpoints that are being copied elsewhere."""
 
-    def __init__(self, files: SlotFiles, make: Callable[[int], Slot], count: int, newest: int | None) -> None:
+    def __init__(
+        self,
+        files: SlotFiles,
+        make: Callable[[int], Slot],
+        count: int,
+        *,
+        newest: int | None,
+        needed: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         self._files = files
         self._make = make
         self._count = count
@@ -31,14 +42,21 @@ class SharedSlots:
         self._leased: set[int] = set()
         self._changed = threading.Condition()
         self._newest = newest
+        self._needed = needed
+        self._names: dict[int, str] = {}
 
     def lease(self, timeout: float = 0.0) -> Lease | None:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._next() is not None, timeout):
-                return None
             number = self._next()
-            assert number is not None
+            end = time.monotonic() + timeout
+            while number is None and (left := end - time.monotonic()) > 0:
+                # In slices: that a copy elsewhere has ended, nobody tells us.
+                self._changed.wait(min(left, _SLICE_SECONDS))
+                number = self._next()
+            if number is None:
+                return None
             self._leased.add(number)
+            self._names.pop(number, None)
         try:
             self._files.reopen(number)
             if number not in self._slots:
@@ -50,12 +68,15 @@ class SharedSlots:
 
     def _next(self) -> int | None:
         free = [n for n in range(self._count) if n not in self._leased and n != self._newest]
-        return free[0] if free else None
+        needed = self._needed() if free and self._names else ()
+        return next((n for n in free if self._names.get(n) not in needed), None)
 
-    def sealed(self, slot: Slot) -> None:
+    def sealed(self, slot: Slot, name: str) -> None:
         """This slot holds the newest whole checkpoint now, so the other may be written."""
         with self._changed:
             self._newest = next((n for n, mine in self._slots.items() if mine is slot), self._newest)
+            if self._newest is not None:
+                self._names[self._newest] = name
             self._changed.notify()
 
     def drain(self, timeout: float = 0.0) -> bool:

@@ -18,7 +18,14 @@ from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.owner import Owner, is_alive, this_process
 from holdfast.stores.side_by_side import side_by_side
-from holdfast.tiers.memory_folder import default_root, folder_name, make_private, read_owner, write_owner
+from holdfast.tiers.memory_folder import (
+    OWNER,
+    default_root,
+    folder_name,
+    make_private,
+    read_owner,
+    write_owner,
+)
 from holdfast.tiers.memory_slot import MemoryFile, MemorySlot, SharedMemory, address_of
 from holdfast.units import format_bytes
 
@@ -213,6 +220,9 @@ class MemoryTier:
             slot.clear()
             with contextlib.suppress(OSError):
                 os.rmdir(slot.path)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.where, OWNER))
+            os.rmdir(self.where)
 
     # ---- reading
 

@@ -5,13 +5,15 @@ For the keeper, which outlives its trainers, and for anyone at the command line.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, RunInUse
+from holdfast.errors import HoldfastError, RunInUse, StoreNotFound
+from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.objects import ObjectStore
 from holdfast.stores.owner import is_alive, this_process
@@ -83,6 +85,7 @@ def _commit(
         # The newest first: whoever called us may not have the time for more.
         for name in newer:
             try:
+                _clear_begun(store, name)
                 copier.copy(name)
                 copier.publish(name)
                 saved.append(name)
@@ -92,6 +95,13 @@ def _commit(
         if claimed is not None:
             claimed.release()
     return Scavenged(lasting.name, tuple(saved), tuple(failed))
+
+
+def _clear_begun(store: Store, name: str) -> None:
+    """What the dead trainer had written of this checkpoint when it died goes: the copy in memory is whole."""
+    if isinstance(store, DirectoryStore):
+        with contextlib.suppress(StoreNotFound):
+            store.abandon(name)
 
 
 def _refuse_living(tier: NamedTier) -> None:

@@ -1,0 +1,169 @@
+"""The tiers of an open run: where a save goes first, what follows behind, and where to restore from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from holdfast.checkpoints.retain import Retention, parse_keep
+from holdfast.clock import Clock
+from holdfast.errors import SetupError, StoreError
+from holdfast.events import Emit
+from holdfast.jobs.heartbeat import VARIABLE as HEARTBEAT
+from holdfast.stores.base import Store
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.objects import ObjectStore
+from holdfast.tiers.drain import Drain
+from holdfast.tiers.flusher import FlushTier
+from holdfast.tiers.ladder import Fallback, Ladder
+from holdfast.tiers.memory import MemoryTier
+from holdfast.tiers.named_tier import NamedTier
+from holdfast.tiers.opening import open_tier, readable_tiers
+from holdfast.tiers.target import target_for
+from holdfast.tiers.tier_list import TierList, recall_tiers, remember_tiers
+from holdfast.tiers.words import Tier, parse_tiers
+
+log = logging.getLogger("holdfast")
+
+
+class TiersOfRun:
+    """`home` is the run's own folder, claimed. `first` is where a save must be durable to count."""
+
+    def __init__(
+        self, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock
+    ) -> None:
+        _refuse_what_one_process_cannot(tiers)
+        self.home = home
+        self.memory: MemoryTier | None = None
+        self._clock = clock
+        self._retention = retention
+        self._claimed: list[DirectoryStore | ObjectStore] = []
+        self._outer: list[tuple[Tier, Store]] = []
+        self._drain: Drain | None = None
+        self._ladder: Ladder | None = None
+        remember_tiers(home.where, tiers)
+        try:
+            self.first: Store = self._open(tiers)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def _open(self, tiers: Sequence[Tier]) -> Store:
+        home, uuid = self.home, self.home.uuid
+        first: Store | None = None
+        for tier in tiers:
+            if tier.kind == "memory":
+                self.memory = MemoryTier(uuid, run=home.where, clock=self._clock)
+                self.memory.claim()
+                continue
+            store: Store = home if tier.kind == "home" else open_tier(tier, home.where, uuid)
+            if isinstance(store, (DirectoryStore, ObjectStore)) and store is not home:
+                store.claim(at_least=home.writer_epoch)
+                self._claimed.append(store)
+            if first is None and tier.flush_every is None:
+                first = store
+            else:
+                self._outer.append((tier, store))
+        if first is None:
+            # Every lasting tier gets only some of the checkpoints: the others live in memory alone.
+            first = self.memory
+        if first is None:
+            raise SetupError(
+                "every tier takes only some of the checkpoints",
+                hint='let the first one have no "every", or put "memory" before it',
+            )
+        return first
+
+    @property
+    def writer_epoch(self) -> int:
+        epochs = [store.writer_epoch for store in self._claimed]
+        return max([self.home.writer_epoch, *epochs])
+
+    def ladder(self) -> Ladder:
+        """Everything the run has or had, nearest first, to restore from."""
+        mine = {store.where: store for store in (self.home, *self._claimed)}
+        tiers = [
+            NamedTier(tier.name, mine.get(tier.store.where, tier.store), tier.partial)
+            for tier in readable_tiers(self.home.where)
+        ]
+        self._ladder = Ladder(tiers, tell=_say)
+        return self._ladder
+
+    def start_draining(self, emit: Emit) -> None:
+        """Copies outward begin, those first that an earlier process did not get around to."""
+        if not self._outer:
+            return
+        ladder = self.ladder()
+        targets = [
+            FlushTier(
+                tier.location,
+                target_for(store),
+                every=tier.flush_every,
+                bytes_per_second=tier.bytes_per_second,
+                retention=parse_keep(tier.keep) if tier.keep is not None else self._retention,
+            )
+            for tier, store in self._outer
+        ]
+        self._drain = Drain(ladder, targets, emit=emit, clock=self._clock)
+        self._drain.catch_up()
+
+    def committed(self, name: str) -> None:
+        if self._drain is not None:
+            self._drain.committed(name)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Checkpoints that the first tier must keep until they have been copied outward."""
+        return self._drain.needed if self._drain is not None else frozenset()
+
+    def nearest(self, ladder: Ladder) -> str:
+        """The tier that most of what was restored came from."""
+        read = ladder.bytes_by_tier
+        # Of two that gave equally much, the nearer one's bytes were damaged.
+        return max(reversed([tier.name for tier in ladder.tiers]), key=lambda name: read[name])
+
+    def close(self, limit: float, *, durable: bool = False) -> None:
+        """Bring the newest checkpoint outward within `limit` seconds. `durable`: the last state is committed,
+        so nothing in memory is needed once that is done."""
+        if self._drain is not None:
+            behind = self._drain.stop(limit)
+            durable = durable and not behind
+            for tier in behind:
+                log.warning("holdfast: the newest checkpoint did not reach %s in time", tier)
+        if self.memory is not None and durable:
+            try:
+                self.memory.discard()
+            except StoreError as error:
+                log.warning("holdfast: checkpoints stay in memory: %s", error)
+        for store in self._claimed:
+            store.release()
+
+
+def _refuse_what_one_process_cannot(tiers: Sequence[Tier]) -> None:
+    for tier in tiers:
+        if tier.protect not in (None, "single"):
+            raise SetupError(
+                f"{tier.protect!r} needs the memory or disks of several nodes, and this is one process",
+                hint="leave it out here, or start the training on several nodes",
+            )
+
+
+def _say(fallback: Fallback) -> None:
+    what = (
+        f"{fallback.file} of {fallback.checkpoint}" if fallback.file else fallback.checkpoint or "a listing"
+    )
+    log.warning("holdfast: %s in %s cannot be used: %s", what, fallback.tier, fallback.why)
+
+
+def tiers_for(run: str, given: Sequence[str | Tier] | None, environ: Mapping[str, str]) -> tuple[Tier, ...]:
+    """The tiers of this attempt; none means the run's own folder alone.
+
+    Without `tiers=`, memory serves where somebody will restart on this node or clean up behind us: a
+    supervisor. Gigabytes left in a node's memory by a job that nobody restarts would hurt the next one.
+    """
+    if given is not None:
+        return parse_tiers(given)
+    if environ.get(HEARTBEAT):
+        return parse_tiers(["memory", "run"])
+    # What earlier attempts left elsewhere must still be found.
+    return parse_tiers(["run"]) if recall_tiers(run) != TierList() else ()
