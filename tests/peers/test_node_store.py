@@ -87,13 +87,37 @@ def test_a_damaged_file_is_replaced_and_a_good_one_is_not_overwritten(tmp_path: 
     name, image = str(save(node, 5).name), image_of(5)
     path = tmp_path / "run" / "ckpt" / name / image.name
     with pytest.raises(StoreError, match="names are never reused"):
-        node.put(name, MemoryImage(image.name, b"other"))
+        node.put(name, image)
     path.write_bytes(b"damage" + path.read_bytes()[6:])
     [found] = committed(node)
     assert found.manifest is not None
     node.put(name, image, expect=found.manifest.files[0], replace=True)
     assert read_files(node, found)[image.name] == image.view(0, image.size)
     assert names_in(path.parent) == {image.name, "MANIFEST", "MANIFEST.2"}
+
+
+def test_what_a_manifest_lists_can_only_become_what_it_says_whoever_asks(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", uuid=UUID)
+    name, image = str(save(node, 5).name), image_of(5)
+    other = MemoryImage(image.name, b"x" * image.size)
+    for expect in (None, record_of(tmp_path, other)):
+        with pytest.raises(CorruptCheckpoint, match="other bytes"):
+            node.put(name, other, expect=expect, replace=True)
+    [found] = committed(node)
+    assert read_files(node, found)[image.name] == image.view(0, image.size)
+
+
+def test_a_manifest_that_is_damaged_twice_is_mended_by_settling_again(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", uuid=UUID)
+    name = str(save(node, 5).name)
+    manifest = node.manifest(name)
+    for copy in ("MANIFEST", "MANIFEST.2"):
+        (tmp_path / "run" / "ckpt" / name / copy).write_bytes(b"damage")
+    with pytest.raises(CorruptCheckpoint):
+        node.manifest(name)
+    node.settle(name, manifest)
+    assert node.manifest(name) == manifest
+    assert node.names() == [name]
 
 
 def test_what_a_killed_process_was_writing_is_swept_by_the_next_one(tmp_path: Path) -> None:

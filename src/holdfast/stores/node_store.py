@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace as changed
 
 from holdfast.errors import CorruptCheckpoint, InternalError, StoreError, StoreFull, StoreNotFound
-from holdfast.format.manifest import FileRecord
+from holdfast.format.manifest import FileRecord, parse_manifest
 from holdfast.format.sealed import check_seal
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.directory import CKPT, DEAD, MANIFEST, SECOND, DirectoryStore
@@ -59,6 +59,7 @@ class NodeStore:
         self._threads = threads
         self._places = NodePlaces(self._io, self.where)
         self._being_written: set[str] = set()
+        self._last_listed: tuple[str, dict[str, FileRecord]] = ("", {})
 
     @property
     def uuid(self) -> str:
@@ -105,6 +106,8 @@ class NodeStore:
     ) -> FileRecord:
         if not is_held_name(source.name):
             raise InternalError(f"{source.name!r} may not name a file of a checkpoint")
+        # Whoever asks: what a committed manifest lists can only become what it says.
+        expect = self._listed(name).get(source.name, expect)
         if not self._places.is_there(name):
             self._places.make_incoming(name, self._wanted_uuid)
         with self._places.inside(name, f"write {source.name} of {name}") as place:
@@ -149,9 +152,16 @@ class NodeStore:
 
     def settle(self, name: str, manifest: bytes) -> None:
         check_seal(manifest)
-        with contextlib.suppress(StoreNotFound):
-            if self.manifest(name) == manifest:
-                return
+        try:
+            committed = self.manifest(name)
+        except CorruptCheckpoint:
+            self._mend_manifest(name, manifest)
+            return
+        except StoreNotFound:
+            committed = b""
+        if committed == manifest:
+            return
+        if committed:
             raise StoreError(
                 f"{name} in {self.where} has another manifest", hint="two runs may share this folder"
             )
@@ -204,6 +214,27 @@ class NodeStore:
         self._places.remove(name)
 
     # ---- how
+
+    def _listed(self, name: str) -> dict[str, FileRecord]:
+        """The files of a committed place, as its manifest has them. Kept for one: files come in a row."""
+        if self._last_listed[0] != name:
+            try:
+                files = parse_manifest(self.manifest(name)).files
+            except (StoreNotFound, CorruptCheckpoint):
+                return {}
+            self._last_listed = (name, {record.name: record for record in files})
+        return self._last_listed[1]
+
+    def _mend_manifest(self, name: str, manifest: bytes) -> None:
+        """Both copies are damaged. Only the second is written anew: it is read where the first is no good.
+        To replace the first would mean a moment in which nothing is committed here."""
+        with self._places.inside(name, f"mend the manifest of {name}") as place:
+            part = PART + os.urandom(8).hex()
+            write_small(self._io, place, part, manifest)
+            if self._io.kind(place, SECOND) is not None:
+                self._io.unlink(place, SECOND)
+            self._io.rename(place, part, SECOND)
+            self._io.fsync_directory(place)
 
     def _require_room(self, directory: int, size: int, name: str) -> None:
         free = self._io.free_bytes(directory)
