@@ -43,6 +43,19 @@ class Contender:
         self.newest: Path | None = None
         folder.mkdir(parents=True)
 
+    @classmethod
+    def reopened(cls, training: Training, folder: Path, newest: Path | None) -> Contender:
+        """In another process than the one that saved: able to load `newest`, and nothing else."""
+        again = cls.__new__(cls)
+        again.training, again.folder, again.newest = training, folder, newest
+        again._prepare_to_load()
+        return again
+
+    def _prepare_to_load(self) -> None: ...
+
+    def after_loading(self) -> None:
+        """The end of what `reopened` began."""
+
     def save(self, step: int) -> None:
         raise NotImplementedError
 
@@ -243,6 +256,11 @@ class TorchCheckpointing(Contender):
 
     def __init__(self, training: Training, folder: Path) -> None:
         super().__init__(training, folder)
+        self._prepare_to_load()
+        self._manager.prewarm_staging(training.state())
+        self._written: Future[Any] | None = None
+
+    def _prepare_to_load(self) -> None:
         # Imported here because it starts a process: only where it takes part.
         from torch_checkpointing import CheckpointManager
         from torch_checkpointing.checkpoint_process import CheckpointProcessConfig
@@ -255,8 +273,6 @@ class TorchCheckpointing(Contender):
             process_config=CheckpointProcessConfig(subprocess_init_timeout_secs=300)
         )
         self._manager = CheckpointManager(CheckpointManager.Config(storage_config=plain_files, save=saving))
-        self._manager.prewarm_staging(training.state())
-        self._written: Future[Any] | None = None
 
     def save(self, step: int) -> None:
         self._written = self._manager.save(str(self._target(step)), self.training.state())
@@ -274,6 +290,9 @@ class TorchCheckpointing(Contender):
         state = self._manager.load(str(self._loaded_from()), into=self.training.state())
         self.training.model.load_state_dict(state["model"])
         self.training.optimizer.load_state_dict(state["optimizer"])
+
+    def after_loading(self) -> None:
+        self._manager.close()
 
     def close(self) -> None:
         self._manager.close()
@@ -325,8 +344,6 @@ class Holdfast(Contender):
             self._handle = None
 
     def load(self) -> None:
-        if self.run.stopping:
-            raise KeyboardInterrupt
         into = {"model": self.training.model, "optimizer": self.training.optimizer}
         holdfast.restore(self.folder / "run", into=into)
 

@@ -66,10 +66,10 @@ class Training:
         return loss.detach()
 
 
-def gpt_training(quick: bool = False, batch: int = 2, length: int = 128) -> Training:
+def gpt_training(quick: bool = False, batch: int = 2, length: int = 128, layers: int = 12) -> Training:
     """85 million parameters, 1.0 GB with AdamW's two moments; or a tenth of that for a quick look."""
     torch.manual_seed(0)
-    layers, width, heads = (3, 512, 8) if quick else (12, 768, 12)
+    layers, width, heads = (3, 512, 8) if quick else (layers, 768, 12)
     model = Gpt(layers, width, heads, length)
     ids = torch.randint(VOCABULARY, (batch, length + 1))
 

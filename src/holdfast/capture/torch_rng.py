@@ -41,7 +41,7 @@ class TrackedRandomness:
         return ()
 
     def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]]:
-        """None: what is kept are bytes."""
+        """There are none: what is kept are bytes."""
         return {}
 
     def check(self, state: Any) -> None:
