@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoints.file_image import FileImage
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
@@ -18,7 +19,6 @@ from holdfast.doctor.facts import Facts, gather
 from holdfast.doctor.mounts import mount_of, parse_mounts
 from holdfast.events import AttemptEnded, Event, RunStarted, SaveCommitted, SaveFailed, SnapshotTaken
 from holdfast.format.manifest import utc_text
-from holdfast.programs.file_image import FileImage
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoints.file_image import FileImage
 from holdfast.checkpoints.retain import Retention
 from holdfast.clock import SystemClock
 from holdfast.errors import NoValidCheckpoint, SaveError, TornSnapshot
 from holdfast.events import CheckpointRejected, Event
-from holdfast.programs.file_image import FileImage
 from holdfast.programs.generations import Generations
 from holdfast.stores.directory import CKPT, DirectoryStore
 

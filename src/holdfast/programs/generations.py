@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoints.file_image import FileImage, is_inside, sign_of
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.read import open_checked
 from holdfast.checkpoints.retain import Ledger, Retention, prune
@@ -22,7 +23,6 @@ from holdfast.errors import NoValidCheckpoint, SaveError, StoreError
 from holdfast.events import CheckpointRejected, Emit, Pruned, SaveCommitted, Warned
 from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.manifest import FileRecord, utc_text
-from holdfast.programs.file_image import FileImage, sign_of
 from holdfast.stores.directory import CKPT, DirectoryStore
 
 SET_ASIDE = ".set-aside"
@@ -264,13 +264,6 @@ def _read(found: Found) -> Generation | None:
         # Never more than the user's own bits: a manifest must not be able to make a file set-uid.
         files[entry["path"]] = StoredAs(record, mode & 0o777, mtime)
     return Generation(found, files)
-
-
-def is_inside(path: object) -> bool:
-    """Whether a name stays below the working folder. Manifests are read by whoever may write them."""
-    if not isinstance(path, str) or not path or "\0" in path:
-        return False
-    return not os.path.isabs(path) and ".." not in Path(path).parts
 
 
 def _set_aside(path: Path) -> Path:

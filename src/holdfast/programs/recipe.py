@@ -15,8 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoints.file_image import is_inside
 from holdfast.errors import SetupError
-from holdfast.programs.generations import is_inside
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 

@@ -10,10 +10,10 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from holdfast.checkpoints.file_image import FileSign, sign_of
 from holdfast.clock import Clock
 from holdfast.events import Emit, Event, Restored, RunEnded, SaveCommitted, Warned
 from holdfast.jobs.supervisor_child import Child
-from holdfast.programs.file_image import FileSign, sign_of
 from holdfast.programs.generations import SET_ASIDE, Generation, Generations
 from holdfast.programs.recipe import Prepared, Recipe
 

@@ -32,6 +32,13 @@ def sign_of(path: Path) -> FileSign | None:
     return FileSign(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+def is_inside(path: object) -> bool:
+    """Whether a name stays below its folder. Manifests are read by whoever may write them."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        return False
+    return not os.path.isabs(path) and ".." not in Path(path).parts
+
+
 class FileImage:
     """Satisfies ImageSource. Holds the file open, so that a program may replace it meanwhile; a program that
     writes into it instead is noticed by `require_unchanged`."""
