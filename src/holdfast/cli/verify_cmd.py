@@ -1,4 +1,4 @@
-"""`holdfast verify`: are the checkpoints of a run whole? Reports; never repairs, never removes."""
+"""`holdfast verify`: are the checkpoints of a run whole? Reports; repairs only if asked, never removes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,25 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--data", action="store_true", help="also check that every sample came exactly once per epoch"
     )
+    parser.add_argument(
+        "--all-tiers", action="store_true", help="every copy in every tier that this node can see"
+    )
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="replace damaged or missing files from another tier's good ones (reads every byte; the run must "
+        "not be running)",
+    )
     add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.all_tiers or options.repair:
+        # Here, because only these options need it.
+        from holdfast.cli.verify_tiers import run as verify_all_tiers
+
+        return verify_all_tiers(options)
     store = open_run(options.run_folder)
     found = [one for one in committed(store) if options.step in (None, one.step)]
     if options.step is not None and not found:

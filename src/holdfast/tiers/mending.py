@@ -25,11 +25,9 @@ from holdfast.tiers.named_tier import NamedTier
 from holdfast.tiers.target import FolderTarget, StoreTarget
 
 
-def claim_to_mend(store: Store, *, at_least: int) -> None:
+def claim_to_mend(store: Store) -> None:
     """Become the writer of a tier; RunInUse while its run lives."""
-    if isinstance(store, (DirectoryStore, ObjectStore)):
-        store.claim(at_least=at_least)
-    elif isinstance(store, MemoryTier):
+    if isinstance(store, (DirectoryStore, ObjectStore, MemoryTier)):
         store.claim()
 
 
