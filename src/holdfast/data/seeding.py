@@ -56,18 +56,28 @@ def index_seed(base: int, index: Any) -> int:
 
 def index_seeds(base: int, indices: Sequence[Any]) -> list[int]:
     """`index_seed` of each, all at once where they are numbers; one by one it costs as much as seeding."""
-    if not all(type(index) is int and 0 <= index <= _MASK for index in indices):
+    if set(map(type, indices)) != {int} or min(indices) < 0 or max(indices) > _MASK:
         return [index_seed(base, index) for index in indices]
-    inner = _mix_array(np.array(indices, dtype=np.uint64))
-    seeds: list[int] = _mix_array(inner ^ np.uint64(base)).tolist()
+    numbers = np.array(indices, dtype=np.uint64)
+    _mix_in_place(numbers)
+    numbers ^= np.uint64(base)
+    _mix_in_place(numbers)
+    seeds: list[int] = numbers.tolist()
     return seeds
 
 
-def _mix_array(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = numbers + np.uint64(_GOLDEN)  # wraps around, as masking does in `mix`
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
-    return z ^ (z >> np.uint64(31))
+# Made once: for a batch of a few dozen indices, making them would cost as much as the arithmetic.
+_WORDS = tuple(np.uint64(number) for number in (_GOLDEN, 30, _MIX_1, 27, _MIX_2, 31))
+
+
+def _mix_in_place(z: npt.NDArray[np.uint64]) -> None:
+    golden, by_30, mix_1, by_27, mix_2, by_31 = _WORDS
+    z += golden  # wraps around, as masking does in `mix`
+    z ^= z >> by_30
+    z *= mix_1
+    z ^= z >> by_27
+    z *= mix_2
+    z ^= z >> by_31
 
 
 def batch_seed(base: int, first_index: Any) -> int:

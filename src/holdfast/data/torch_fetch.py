@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, get_worker_info
 from holdfast.data.seeding import batch_seed, begin_loading, index_seed, index_seeds
 from holdfast.data.torch_streams import STREAMS, Stream
 
+PROBED_SAMPLES = 4
 Request = tuple[int, Any]  # (what stands for seed and epoch, the indices or the one index)
 
 
@@ -32,23 +33,27 @@ class SeededFetch(Dataset[Any]):
         self._batched = batched
         self._seeded = seeded
         self._drawn_from: list[Stream] | None = None
+        self._marks: dict[Stream, Any] | None = None
 
     @property
     def dataset(self) -> Any:
         return self._dataset
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn_from": None}  # streams belong to a process
+        return {**self.__dict__, "_drawn_from": None, "_marks": None}  # streams belong to a process
 
     def __getitem__(self, request: Request) -> Any:
         base, indices = request
         if not self._seeded:
             return self._load(indices, None)
         in_process = get_worker_info() is None
-        drawn_from = self._drawn_from or []
         begin_loading(base)
-        # In a worker nobody else draws, so there only the generators that must stay still are looked at.
-        marks = {s: s.mark() for s in STREAMS if in_process or s not in drawn_from}
+        marks = self._marks
+        if marks is None:
+            marks = {stream: stream.mark() for stream in STREAMS}
+            if not in_process:
+                # In a worker nobody else draws: what stands still now must stand there after every batch.
+                self._marks = marks
         try:
             return self._load_seeded(base, indices, marks)
         finally:
@@ -65,7 +70,8 @@ class SeededFetch(Dataset[Any]):
             # Those that nobody drew from are not put back by the caller any more.
             for stream in STREAMS:
                 stream.restore(marks[stream])
-            return result
+            if not probe.missed:
+                return result
         while True:
             drawn_from = self._drawn_from
             result = self._load(indices, _Seeder(base, drawn_from) if drawn_from else None)
@@ -114,23 +120,33 @@ class _Seeder:
 
 
 class _Probe(_Seeder):
-    """Seeds every generator and notes which of them were drawn from in between."""
+    """Seeds every generator and notes which of them were drawn from in between; after the first few samples
+    only those, because workers begin anew with every epoch. `missed`: another one was drawn from after all.
+    """
 
     def __init__(self, base: int) -> None:
         super().__init__(base, list(STREAMS))
-        self._moved: set[int] = set()
-        self._marks: list[Any] | None = None
+        self._moved: list[Stream] = []
+        self._marks: dict[Stream, Any] = {}
+        self._seedings = 0
+        self.missed = False
 
     def seed(self, seed: int) -> None:
-        self._look()
+        if self._seedings <= PROBED_SAMPLES:
+            self._look()
+        if self._seedings == PROBED_SAMPLES:
+            self._streams = list(self._moved)
+            self._marks = {stream: stream.mark() for stream in STREAMS if stream not in self._moved}
+        self._seedings += 1
         super().seed(seed)
-        self._marks = [stream.mark() for stream in STREAMS]
+        if self._seedings <= PROBED_SAMPLES:
+            self._marks = {stream: stream.mark() for stream in STREAMS}
 
-    def _look(self) -> None:
-        if self._marks is not None:
-            pairs = enumerate(zip(STREAMS, self._marks, strict=True))
-            self._moved |= {i for i, (stream, mark) in pairs if stream.moved(mark)}
+    def _look(self) -> list[Stream]:
+        newly = [s for s, mark in self._marks.items() if s not in self._moved and s.moved(mark)]
+        self._moved += newly
+        return newly
 
     def drawn_from(self) -> list[Stream]:
-        self._look()
-        return [STREAMS[i] for i in sorted(self._moved)]
+        self.missed = bool(self._look()) and self._seedings > PROBED_SAMPLES
+        return [stream for stream in STREAMS if stream in self._moved]

@@ -130,6 +130,8 @@ class NumpyStream:
     def seed(self, seed: int) -> None:
         # The upper half: of the lower one torch would make the same Mersenne Twister and the same numbers.
         np.random.seed(seed >> 32)
+        if (memory := self._words()) is not None:
+            self._clean = bytes(memory)  # seeding forgets the spare normal, so nobody need ask for it
 
     def _words(self) -> memoryview | None:
         generator = get_bit_generator()  # the user may have put another in its place
@@ -173,14 +175,14 @@ class TorchStream:
     name = "torch"
 
     def mark(self) -> Any:
-        return torch.default_generator.get_state()
+        # As bytes, because torch.equal and element-wise comparison cost ten times as much.
+        return torch.default_generator.get_state().numpy().tobytes()
 
     def moved(self, mark: Any) -> bool:
-        # As bytes, because torch.equal and element-wise comparison cost ten times as much.
-        return bool(torch.default_generator.get_state().numpy().tobytes() != mark.numpy().tobytes())
+        return bool(self.mark() != mark)
 
     def restore(self, mark: Any) -> None:
-        torch.default_generator.set_state(mark)
+        torch.default_generator.set_state(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
 
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
