@@ -1,6 +1,7 @@
 """What it costs to take batches through holdfast instead of from the bare DataLoader, per batch.
 
-Short epochs of both in turn, so that whatever else the machine does falls on both. Wall time is what training
+Short epochs of both in turn, either first as often as the other, so that whatever else the machine does falls
+on both. An epoch includes the start and the end of its workers. Wall time is what training
 feels; CPU time, workers included, is what is spent, and hardly depends on who else is there.
 """
 
@@ -86,20 +87,25 @@ def measure(dataset: Dataset[Any], workers: int, epochs: int) -> tuple[list[Cost
 
     bare_loader = loader()
     feed = Feed(loader(), name="train", seed=0)
-    bare, ours = [], []
+    bare: list[Cost] = []
+    ours: list[Cost] = []
     for number in range(epochs + 1):
-        bare.append(cost_per_batch(lambda: iter(bare_loader)))
-        ours.append(cost_per_batch(lambda number=number: feed.batches(number)))
+        turns: list[tuple[list[Cost], Callable[[], Iterator[Any]]]] = [
+            (bare, lambda: iter(bare_loader)),
+            (ours, lambda number=number: feed.batches(number)),
+        ]
+        for costs, epoch in turns if number % 2 else reversed(turns):
+            costs.append(cost_per_batch(epoch))
     return bare[1:], ours[1:]  # the first pair warms up
 
 
 def main() -> None:
-    options: Options = parse_options(__doc__, repeats=15)
+    options: Options = parse_options(__doc__, repeats=24)
     torch.set_num_threads(1)
     board = Scoreboard(
         "data_overhead", f"Overhead per batch of {BATCH}, against the bare DataLoader", options
     )
-    for name, kind, batches, limit in (("trivial", Trivial, 600, 1.03), ("images", Images, 20, 1.03)):
+    for name, kind, batches, limit in (("trivial", Trivial, 600, 1.03), ("images", Images, 40, 1.03)):
         for workers in (0, 2):
             bare, ours = measure(kind(BATCH * batches), workers, options.repeats)
             for what, of in (("time", lambda c: c.wall), ("CPU", lambda c: c.cpu)):

@@ -14,7 +14,10 @@ from environment import prepare
 from options import HERE, REPOSITORY
 from summary import write_summary
 
-SCRIPTS = ("raw_limits", "stall", "slowdown", "durable_write", "restore", "small_costs", "memory")
+SCRIPTS = (
+    "raw_limits", "stall", "slowdown", "durable_write", "restore", "small_costs", "memory",
+    "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume",
+)  # fmt: skip
 LIMIT_SECONDS = 3600
 
 

@@ -12,7 +12,10 @@ from typing import Any
 from plots import Bar, bars
 from scoreboard import show
 
-ORDER = ("stall", "slowdown", "durable_write", "restore", "small_costs", "memory", "raw_limits")
+ORDER = (
+    "stall", "slowdown", "durable_write", "restore", "small_costs", "memory", "raw_limits",
+    "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume",
+)  # fmt: skip
 # Which rows of a script make its picture: metric, axis, logarithmic, and what one unit on the axis is.
 PICTURES = {
     "stall": ("stall", "milliseconds", True, 1e-3),
@@ -75,7 +78,8 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _picture(record: dict[str, Any], folder: Path) -> str | None:
     if record["name"] not in PICTURES:
-        return None
+        drawn = folder / f"{record['name']}.svg"  # by the script itself
+        return drawn.name if drawn.exists() else None
     metric, axis, logarithmic, unit = PICTURES[record["name"]]
     chosen = [row for row in record["rows"] if row["metric"] == metric]
     data = [Bar(r["contender"], r["median"] / unit, show(r["median"], r["unit"])) for r in chosen]
