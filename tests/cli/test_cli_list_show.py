@@ -25,7 +25,7 @@ def test_list_json_agrees_with_the_library(holdfast_command, finished_run):
     assert [one["name"] for one in said["checkpoints"]] == [one.name for one in known]
     assert said["checkpoints"][0]["metrics"] == dict(known[0].metrics)
     assert set(said["checkpoints"][0]) == {
-        "name", "step", "epoch", "created", "bytes", "reason", "metrics", "tags", "keep", "problem",
+        "name", "step", "epoch", "created", "bytes", "ranks", "reason", "metrics", "tags", "keep", "problem",
     }  # fmt: skip
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.read import read_files, require_manifest
+from holdfast.checkpoints.read import require_manifest
 from holdfast.cli.exit_codes import DIFFERENT, OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.progress_bar import ProgressBar
+from holdfast.cli.ranks_said import ranks_of
 from holdfast.cli.run_folder import add_run_argument, choose, open_run
-from holdfast.cli.state_diff import StateDiff, TensorChange, compare
-from holdfast.cli.stored_state import Leaf, StoredTensor, leaves_of, read_layouts
+from holdfast.cli.state_diff import StateDiff, TensorChange, ValueChange, compare, is_known_equal, of_one_form
+from holdfast.cli.stored_state import Leaf, Path, StoredState, of_rank, read_state
+from holdfast.cli.stored_tensors import StoredTensor, read_tensors
 from holdfast.cli.terminal import clean, columns, plural
 from holdfast.cli.watched_store import WatchedStore
-from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 
 _SHOWN = 20
+_Change = TypeVar("_Change", TensorChange, ValueChange)
+# Tensors of about this size are in memory at a time, of either checkpoint.
+_BATCH_BYTES = 512 << 20
 
 
 def add_parser(subparsers: Any) -> None:
@@ -51,39 +56,70 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare_checkpoints(store_a: DirectoryStore, a: Found, store_b: DirectoryStore, b: Found) -> StateDiff:
-    """File by file, so that only one file of each is in memory; files with equal digests are not read."""
-    leaves_a = leaves_of(a, read_layouts(store_a, a))
-    leaves_b = leaves_of(b, read_layouts(store_b, b))
+    """A part at a time, so that little is in memory; files with equal digests are not read."""
+    before, after = matched(read_state(store_a, a), read_state(store_b, b))
     same = _equal_files(a, b)
     total = sum(record.size for found in (a, b) for record in require_manifest(found).files)
     parts = []
     with ProgressBar("comparing", total) as bar:
-        for file in sorted({_file(leaf) for leaf in leaves_a.values()}):
-            mine = {path: leaf for path, leaf in leaves_a.items() if _file(leaf) == file}
-            # What moved to another file is compared where it was.
-            theirs = {path: leaves_b[path] for path in mine if path in leaves_b}
-            reader_a = _Reader(WatchedStore(store_a, bar.add), a)
-            reader_b = _Reader(WatchedStore(store_b, bar.add), b)
-            parts.append(compare(mine, theirs, reader_a.bytes_of, reader_b.bytes_of, equal_files=same))
-    added = {path: leaf for path, leaf in leaves_b.items() if path not in leaves_a}
-    return _joined([*parts, StateDiff(added=tuple(leaf.label for leaf in added.values()))])
+        watched_a, watched_b = WatchedStore(store_a, bar.add), WatchedStore(store_b, bar.add)
+        for mine in _batches(before):
+            theirs = {path: after[path] for path in mine if path in after}
+            pairs = list(_to_read(mine, theirs, same))
+            bytes_a = read_tensors(watched_a, a, [old for old, _ in pairs])
+            bytes_b = read_tensors(watched_b, b, [new for _, new in pairs])
+            parts.append(
+                compare(mine, theirs, bytes_a.__getitem__, bytes_b.__getitem__, equal_files=same),
+            )
+    added = [leaf.label for path, leaf in after.items() if path not in before]
+    return _joined([*parts, StateDiff(added=tuple(added))], [leaf.label for leaf in before.values()])
 
 
-class _Reader:
-    """The verified bytes of tensors, a whole file at a time: digests cover chunks, not tensors."""
+def matched(a: StoredState, b: StoredState) -> tuple[dict[Path, Leaf], dict[Path, Leaf]]:
+    """Both states as leaves that can be compared by path.
 
-    def __init__(self, store: Store, found: Found) -> None:
-        self._store, self._found = store, found
-        self._images: dict[str, memoryview] = {}
+    Where one of them has something that belongs to a single rank, the other one's leaf is what that rank
+    would get from it.
+    """
+    before, after = dict(a.common), dict(b.common)
+    for rank in sorted({*a.own, *b.own}):
+        for path in {**a.own.get(rank, {}), **b.own.get(rank, {})}:
+            for state, leaves in ((a, before), (b, after)):
+                leaf = state.seen_by(rank, path)
+                if leaf is not None:
+                    # No tracked object has a name with a space in it.
+                    leaves[f"rank {rank}", *path] = Leaf(of_rank(rank, leaf.label), leaf.value)
+    return before, after
 
-    def bytes_of(self, tensor: StoredTensor) -> memoryview:
-        if tensor.file not in self._images:
-            self._images |= read_files(self._store, self._found, [tensor.file])
-        return self._images[tensor.file][tensor.start : tensor.stop]
+
+def _batches(leaves: Mapping[Path, Leaf]) -> Iterator[dict[Path, Leaf]]:
+    batch: dict[Path, Leaf] = {}
+    size = 0
+    # In the order of the files: a chunk that holds many tensors is then read once.
+    for path in sorted(leaves, key=lambda path: _place(leaves[path])):
+        value = leaves[path].value
+        nbytes = value.nbytes if isinstance(value, StoredTensor) else 0
+        if batch and size + nbytes > _BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+        batch[path] = leaves[path]
+        size += nbytes
+    yield batch
 
 
-def _file(leaf: Leaf) -> str:
-    return leaf.value.file if isinstance(leaf.value, StoredTensor) else ""
+def _place(leaf: Leaf) -> tuple[str, int]:
+    return leaf.value.place if isinstance(leaf.value, StoredTensor) else ("", 0)
+
+
+def _to_read(
+    mine: Mapping[Path, Leaf], theirs: Mapping[Path, Leaf], same: Collection[str]
+) -> Iterator[tuple[StoredTensor, StoredTensor]]:
+    for path, other in theirs.items():
+        old, new = mine[path].value, other.value
+        if not isinstance(old, StoredTensor) or not isinstance(new, StoredTensor):
+            continue
+        if of_one_form(old, new) and not is_known_equal(old, new, same):
+            yield old, new
 
 
 def _equal_files(a: Found, b: Found) -> set[str]:
@@ -95,13 +131,19 @@ def _equal_files(a: Found, b: Found) -> set[str]:
     }
 
 
-def _joined(parts: list[StateDiff]) -> StateDiff:
+def _joined(parts: Sequence[StateDiff], order: Sequence[str]) -> StateDiff:
+    """All of them as one, in the order in which training lists its state."""
+    place = {label: number for number, label in enumerate(order)}
+
+    def by_place(changes: Iterable[_Change]) -> tuple[_Change, ...]:
+        return tuple(sorted(changes, key=lambda change: place[change.path]))
+
     return StateDiff(
-        removed=tuple(name for part in parts for name in part.removed),
+        removed=tuple(sorted((name for part in parts for name in part.removed), key=place.__getitem__)),
         added=tuple(name for part in parts for name in part.added),
-        reshaped=tuple(change for part in parts for change in part.reshaped),
-        tensors=tuple(change for part in parts for change in part.tensors),
-        values=tuple(change for part in parts for change in part.values),
+        reshaped=by_place(change for part in parts for change in part.reshaped),
+        tensors=by_place(change for part in parts for change in part.tensors),
+        values=by_place(change for part in parts for change in part.values),
         tensors_equal=sum(part.tensors_equal for part in parts),
         values_equal=sum(part.values_equal for part in parts),
     )
@@ -125,11 +167,14 @@ def _print_json(a: dict[str, Any], b: dict[str, Any], diff: StateDiff) -> None:
 
 
 def _identified(store: DirectoryStore, found: Found) -> dict[str, Any]:
-    return {"run": store.where, "name": str(found.name), "step": found.step}
+    ranks = ranks_of(require_manifest(found))
+    return {"run": store.where, "name": str(found.name), "step": found.step, "ranks": ranks}
 
 
 def _print(a: Found, b: Found, diff: StateDiff, *, limit: int | None) -> None:
-    print(f"a: step {a.step}  {a.name}\nb: step {b.step}  {b.name}")
+    for letter, found in (("a", a), ("b", b)):
+        ranks = ranks_of(require_manifest(found))
+        print(f"{letter}: step {found.step}  {found.name}{f'  {ranks} ranks' if ranks > 1 else ''}")
     if diff.is_identical:
         print(f"identical: {plural(diff.tensors_equal, 'tensor')}, {plural(diff.values_equal, 'value')}")
         return

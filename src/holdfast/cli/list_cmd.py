@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.checkpoints.find import Found, committed
 from holdfast.cli.exit_codes import OK, of_checked
 from holdfast.cli.json_output import add_json_option, print_json
+from holdfast.cli.ranks_said import ranks_of
 from holdfast.cli.run_folder import add_run_argument, open_run
 from holdfast.cli.terminal import NEVER, age, clean, columns, plural, when
 from holdfast.clock import SystemClock
@@ -41,6 +42,7 @@ def summary(store: DirectoryStore, found: Found) -> dict[str, Any]:
         "epoch": manifest.progress.get("epoch") if manifest else None,
         "created": manifest.created if manifest else None,
         "bytes": manifest.total_bytes if manifest else None,
+        "ranks": ranks_of(manifest) if manifest else None,
         "reason": manifest.reason if manifest else None,
         "metrics": dict(manifest.metrics) if manifest else {},
         "tags": list(manifest.tags) if manifest else [],
@@ -53,14 +55,21 @@ def _print(store: DirectoryStore, found: list[Found]) -> None:
     if not found:
         print(f"no checkpoint yet in {clean(store.where)}")
         return
-    header = ["step", "epoch", "saved", "size", "loss", "why"]
-    for line in columns(header, [_row(one) for one in found], left=(2, 5)):
-        print(line)
     readable = [one.manifest for one in found if one.manifest is not None]
+    rows = [["step", "epoch", "saved", "size", "loss", "why"], *map(_row, found)]
+    if any(ranks_of(manifest) > 1 for manifest in readable):
+        for row, text in zip(rows, ["ranks", *map(_ranks, found)], strict=True):
+            row.insert(-1, text)
+    for line in columns(rows[0], rows[1:], left=(2, len(rows[0]) - 1)):
+        print(line)
     total = format_bytes(sum(manifest.total_bytes for manifest in readable))
     newest = age(readable[0].created, SystemClock().wall()) if readable else None
     ending = f"; the newest was saved {newest}" if newest else ""
     print(f"{plural(len(found), 'checkpoint')}, {total} in {clean(store.where)}{ending}")
+
+
+def _ranks(found: Found) -> str:
+    return str(ranks_of(found.manifest)) if found.manifest else NEVER
 
 
 def _row(found: Found) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.checkpoints.find import Found
-from holdfast.cli.stored_state import leaves_of, read_layouts
+from holdfast.cli.stored_state import read_state
 from holdfast.events import Event, SaveCommitted, SaveDecided, SaveFailed, SnapshotTaken
 from holdfast.policy.failures import FailureHistory, prior_rate
 from holdfast.stores.directory import DirectoryStore
@@ -107,7 +107,7 @@ def _profile(store: DirectoryStore, found: Found) -> dict[str, float]:
     """The policy's own averages, which travel with the checkpoint."""
     values: dict[str, Any] = {
         path[-1].strip("'"): leaf.value
-        for path, leaf in leaves_of(found, read_layouts(store, found)).items()
+        for path, leaf in read_state(store, found).common.items()
         if path[:3] == ("run", "'policy'", "'profile'")
     }
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}

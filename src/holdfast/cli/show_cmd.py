@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,17 @@ from holdfast.cli.exit_codes import OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.list_cmd import summary
 from holdfast.cli.measured_policy import Measured, measure
+from holdfast.cli.ranks_said import ranks_of
 from holdfast.cli.run_folder import add_run_argument, choose, open_run
-from holdfast.cli.stored_state import StoredTensor, leaves_of, read_layouts
-from holdfast.cli.terminal import age, clean, columns, when
+from holdfast.cli.stored_state import StoredState, read_state
+from holdfast.cli.terminal import age, clean, columns, plural, when
 from holdfast.clock import SystemClock
+from holdfast.errors import CorruptCheckpoint, StoreError
+from holdfast.format.manifest import Manifest
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.units import format_bytes
+
+_FILES_SHOWN = 20
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,12 +41,14 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     store = open_run(options.run_folder)
     found = choose(store, options.which)
-    tensors = _tensors(store, found) if options.tensors else None
+    state = _state(store, found, needed=options.tensors)
+    tensors = _tensors(state) if state and options.tensors else None
+    contains = _contains(require_manifest(found), state)
     measured = measure(store, found) if options.policy else None
     if options.json:
-        print_json(_described(store, found, tensors, measured))
+        print_json(_described(store, found, contains, tensors, measured))
         return OK
-    _print(store, found)
+    _print(store, found, contains)
     if tensors is not None:
         _print_tensors(tensors)
     if measured is not None:
@@ -53,17 +62,53 @@ def run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _tensors(store: DirectoryStore, found: Found) -> list[dict[str, Any]]:
-    leaves = leaves_of(found, read_layouts(store, found)).values()
+def _state(store: DirectoryStore, found: Found, *, needed: bool) -> StoredState | None:
+    """Where a manifest knows only rank 0's part, the ranks' records tell the rest."""
+    if not needed and require_manifest(found).world == 1:
+        return None
+    try:
+        return read_state(store, found)
+    except (CorruptCheckpoint, StoreError) as error:
+        if needed:
+            raise
+        print(f"holdfast: sizes are those of rank 0 only: {clean(error.message)}", file=sys.stderr)
+        return None
+
+
+def _contains(manifest: Manifest, state: StoredState | None) -> dict[str, Any]:
+    """What a manifest says about each tracked object; with several ranks, over all of them."""
+    contains = dict(manifest.contains)
+    if state is None or manifest.world == 1:
+        return contains
+    tensors, sizes = Counter[str](), Counter[str]()
+    for path, _, tensor in state.tensors():
+        tensors[path[0]] += 1
+        sizes[path[0]] += tensor.nbytes
+    for key, part in contains.items():
+        if isinstance(part, dict):
+            contains[key] = {**part, "tensors": tensors[key], "bytes": sizes[key]}
+    return contains
+
+
+def _tensors(state: StoredState) -> list[dict[str, Any]]:
     return [
-        {"path": leaf.label, "type": t.kind, "shape": list(t.shape), "bytes": t.nbytes, "file": t.file}
-        for leaf in leaves
-        if isinstance(t := leaf.value, StoredTensor)
+        {
+            "path": label,
+            "type": tensor.kind,
+            "shape": list(tensor.shape),
+            "bytes": tensor.nbytes,
+            "file": ", ".join(tensor.files),
+        }
+        for _, label, tensor in state.tensors()
     ]
 
 
 def _described(
-    store: DirectoryStore, found: Found, tensors: list[dict[str, Any]] | None, measured: Measured | None
+    store: DirectoryStore,
+    found: Found,
+    contains: dict[str, Any],
+    tensors: list[dict[str, Any]] | None,
+    measured: Measured | None,
 ) -> dict[str, Any]:
     manifest = require_manifest(found)
     place = Path(store.where) / CKPT / str(found.name)
@@ -71,7 +116,7 @@ def _described(
         "run": store.where,
         **summary(store, found),
         "progress": manifest.progress,
-        "contains": manifest.contains,
+        "contains": contains,
         "files": [
             {"name": file.name, "role": file.role, "bytes": file.size, "path": place / file.name}
             for file in manifest.files
@@ -88,17 +133,19 @@ def _described(
     return said
 
 
-def _print(store: DirectoryStore, found: Found) -> None:
+def _print(store: DirectoryStore, found: Found, contains: dict[str, Any]) -> None:
     manifest = require_manifest(found)
     ago = age(manifest.created, SystemClock().wall())
     epoch = manifest.progress.get("epoch")
     # Whoever saves through another framework's loop does not tell us of its epochs.
     epochs = "" if epoch is None else f", {clean(epoch)} epochs completed"
     finished = " (training was complete)" if manifest.progress.get("complete") is True else ""
+    ranks = ranks_of(manifest)
     facts = [
         ("checkpoint", str(found.name)),
         ("step", f"{found.step:,}{epochs}{finished}"),
         ("saved", when(manifest.created) + (f", {ago}" if ago else "")),
+        ("ranks", f"{ranks:,}, which saved it together" if ranks > 1 else ""),
         ("why", clean(manifest.reason)),
         ("kept", clean(manifest.keep or "for ever") if manifest.keep is not None else ""),
         ("tags", clean(", ".join(manifest.tags))),
@@ -112,13 +159,27 @@ def _print(store: DirectoryStore, found: Found) -> None:
         if text:
             print(f"{name:<11} {text}")
     print()
-    rows = [[clean(file.name), clean(file.role), format_bytes(file.size)] for file in manifest.files]
-    for line in columns(["file", "holds", "size"], rows, left=(0, 1)):
+    for line in columns(["file", "holds", "size"], _files(manifest), left=(0, 1)):
         print(line)
     print()
-    rows = [[clean(name), *_part(part)] for name, part in manifest.contains.items()]
+    rows = [[clean(name), *_part(part)] for name, part in contains.items()]
     for line in columns(["tracked", "role", "tensors", "size"], rows, left=(0, 1)):
         print(line)
+
+
+def _files(manifest: Manifest) -> list[list[str]]:
+    """A row for each; where many ranks wrote, one for those that differ only in the rank."""
+    if len(manifest.files) <= _FILES_SHOWN:
+        return [[clean(file.name), clean(file.role), format_bytes(file.size)] for file in manifest.files]
+    counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for file in manifest.files:
+        alike = re.sub(r"-r[0-9]{5}(?=\.)", "-r*", file.name), file.role
+        counts[alike] += 1
+        sizes[alike] += file.size
+    return [
+        [f"{clean(name)} ({plural(count, 'file')})", clean(role), format_bytes(sizes[name, role])]
+        for (name, role), count in counts.items()
+    ]
 
 
 def _surroundings(environment: Any) -> list[tuple[str, str]]:

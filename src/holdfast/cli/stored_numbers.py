@@ -72,10 +72,14 @@ def largest_difference(a: Array, b: Array) -> float:
     return float(distance.max(initial=0.0))
 
 
+# Types that NumPy does not have and whose elements take more than a byte.
+_TORCH_ONLY = {"bfloat16": 2, "bits16": 2, "complex32": 4}
+
+
 def item_bytes(kind: str) -> int:
     """Bytes per element, 1 where that is not known."""
-    if kind == "bfloat16":
-        return 2
+    if kind in _TORCH_ONLY:
+        return _TORCH_ONLY[kind]
     try:
         return np.dtype(kind).itemsize
     except TypeError:

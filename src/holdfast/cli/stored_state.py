@@ -1,45 +1,33 @@
 """A checkpoint's state as flat paths and leaves, read without torch and without building any user object.
 
-A leaf is a StoredTensor (where its bytes lie and what they mean) or a plain value.
+A leaf is a StoredTensor (where its bytes lie and what they mean) or a plain value. What several ranks hold
+together is one leaf, however it was spread over them.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.read import open_checked, require_manifest
+from holdfast.checkpoints.read import require_manifest
+from holdfast.cli.dcp_state import dcp_items, is_dcp
+from holdfast.cli.stored_images import RankImages, images_of_ranks
+from holdfast.cli.stored_tensors import StoredTensor
+from holdfast.cli.tensor_entries import Common, CommonTensors, tensor_of_one_rank
 from holdfast.errors import CorruptCheckpoint
-from holdfast.format.image import ImageLayout, header_length, parse_image
+from holdfast.format.image import ImageLayout
 from holdfast.format.tree import Leaves, inflate
 from holdfast.stores.base import Store
 
 # What capture calls METADATA_KEY; its module imports torch, and a test holds the two together.
 SKELETON = "holdfast.skeleton"
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """`kind` is the type it had in training, such as "float32"; `numpy` tells arrays from tensors."""
-
-    file: str
-    start: int
-    stop: int
-    kind: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...] | None
-    is_array: bool
-
-    @property
-    def nbytes(self) -> int:
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        return f"{self.kind}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)
@@ -51,15 +39,6 @@ class ForeignValue:
 
     def __str__(self) -> str:
         return f"{self.tag}({self.payload})"
-
-
-# safetensors code -> the name that training knows it by.
-KINDS = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
-    "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32",
-    "F64": "float64", "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-}  # fmt: skip
 
 
 def _foreign(tag: str) -> Any:
@@ -78,51 +57,102 @@ class Leaf:
     value: Any
 
 
-def read_layouts(store: Store, found: Found) -> dict[str, ImageLayout]:
-    """The tables of contents of every image: headers only, no data."""
-    layouts = {}
-    for record in require_manifest(found).files:
-        file = open_checked(store, found, record)
-        try:
-            first = memoryview(bytearray(min(8, file.size)))
-            file.read_into(0, first)
-            header = memoryview(bytearray(header_length(bytes(first), file.size)))
-            file.read_into(0, header)
-        finally:
-            file.close()
-        layouts[record.name] = parse_image(bytes(header), file.size)
-    return layouts
+@dataclass
+class StoredState:
+    """`common` is what all ranks hold together, and what rank 0 holds for itself. `own` is what other ranks
+    hold in its place: None where a rank holds nothing there."""
+
+    common: dict[Path, Leaf] = field(default_factory=dict)
+    own: dict[int, dict[Path, Leaf | None]] = field(default_factory=dict)
+    # The tracked models, by their keys, and the file of each where one process saved it.
+    models: dict[str, str] = field(default_factory=dict)
+
+    def seen_by(self, rank: int, path: Path) -> Leaf | None:
+        """What this rank gets when it restores; one that did not exist gets what rank 0 has."""
+        return self.own.get(rank, {}).get(path, self.common.get(path))
+
+    def tensors(self) -> Iterator[tuple[Path, str, StoredTensor]]:
+        """Every tensor of every rank, with a label."""
+        for path, leaf in self.common.items():
+            if isinstance(leaf.value, StoredTensor):
+                yield path, leaf.label, leaf.value
+        for rank, leaves in self.own.items():
+            for path, other in leaves.items():
+                if other is not None and isinstance(other.value, StoredTensor):
+                    yield path, of_rank(rank, other.label), other.value
 
 
-def layout_of(image: memoryview) -> ImageLayout:
-    """The same, of an image in memory."""
-    return parse_image(bytes(image[: header_length(bytes(image[:8]), len(image))]), len(image))
+def of_rank(rank: int, label: str) -> str:
+    return f"rank {rank}: {label}"
 
 
-def tracked_in(file: str, layout: ImageLayout) -> list[str]:
-    """The names of the tracked objects in an image."""
-    return list(_skeletons(file, layout))
+def read_state(store: Store, found: Found) -> StoredState:
+    """The whole state: headers and records are read, no tensors."""
+    manifest = require_manifest(found)
+    state = StoredState()
+    if is_dcp(manifest):
+        for path, value in dcp_items(manifest, _LEAVES):
+            inside = (str(path[0]), *map(repr, path[1:]))
+            state.common.update(_flat(value, inside, "/".join(map(str, path))))
+        return state
+    roles = {record.name: record.role for record in manifest.files}
+    together = CommonTensors()
+    for images in images_of_ranks(store, found):
+        leaves = _leaves_of(images, together)
+        if images.rank == 0:
+            state.common = leaves
+            for file, layout in images.layouts.items():
+                if roles[file] == "weights":
+                    state.models |= dict.fromkeys(_skeletons(file, layout), file)
+        elif own := _where_it_differs(state.common, leaves):
+            state.own[images.rank] = own
+    # Now that every rank's blocks are known.
+    state.common = {path: _resolved(leaf, together) for path, leaf in state.common.items()}
+    for rank, mine in state.own.items():
+        state.own[rank] = {path: leaf and _resolved(leaf, together) for path, leaf in mine.items()}
+    return state
 
 
-def leaves_of(found: Found, layouts: Mapping[str, ImageLayout]) -> dict[Path, Leaf]:
-    """Every leaf of every tracked object in these images, by its path."""
-    values = require_manifest(found).values
+def _where_it_differs(common: Mapping[Path, Leaf], mine: Mapping[Path, Leaf]) -> dict[Path, Leaf | None]:
+    # Tensors of single ranks always count as different: whether their bytes are equal is not known here.
+    own: dict[Path, Leaf | None] = {
+        path: leaf
+        for path, leaf in mine.items()
+        if path not in common or not same_value(common[path].value, leaf.value)
+    }
+    return own | {path: None for path in common if path not in mine}
+
+
+def _resolved(leaf: Leaf, together: CommonTensors) -> Leaf:
+    return Leaf(leaf.label, together.whole(leaf.value)) if isinstance(leaf.value, Common) else leaf
+
+
+def same_value(a: Any, b: Any) -> bool:
+    # type() too: 1, True and 1.0 are equal but not the same state.
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, np.generic):
+        return bool(a.dtype == b.dtype) and a.tobytes() == b.tobytes()
+    return bool(a == b)
+
+
+def _leaves_of(images: RankImages, together: CommonTensors) -> dict[Path, Leaf]:
     leaves: dict[Path, Leaf] = {}
-    for file, layout in layouts.items():
-        for key, state in _states(file, layout, values).items():
+    for file, layout in images.layouts.items():
+        for key, node in _skeletons(file, layout).items():
+
+            def tensor(entry: Mapping[str, Any], key: str = key, file: str = file) -> Any:
+                layout = images.layouts[file]
+                return together.add(key, entry, file, layout) or tensor_of_one_rank(entry, file, layout)
+
+            try:
+                state = inflate(node, images.values[key], tensor, _LEAVES)
+            except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise CorruptCheckpoint(f"{file} does not match its skeleton: {error!r}") from error
             leaves.update(_flat(state, (key,), key))
     return leaves
-
-
-def _states(file: str, layout: ImageLayout, values: Mapping[str, Any]) -> dict[str, Any]:
-    def tensor(entry: Mapping[str, Any]) -> StoredTensor:
-        return _describe(file, layout, entry)
-
-    skeletons = _skeletons(file, layout)
-    try:
-        return {key: inflate(node, values[key], tensor, _LEAVES) for key, node in skeletons.items()}
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{file} does not match its skeleton: {error!r}") from error
 
 
 def _skeletons(file: str, layout: ImageLayout) -> dict[str, Any]:
@@ -133,18 +163,6 @@ def _skeletons(file: str, layout: ImageLayout) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CorruptCheckpoint(f"{file} has a skeleton that is not an object")
     return found
-
-
-def _describe(file: str, layout: ImageLayout, entry: Mapping[str, Any]) -> StoredTensor:
-    name = entry["name"]
-    (start, stop), spec = layout.spans[name], layout.tensors[name]
-    kind, shape = entry.get("dtype", KINDS[spec.dtype]), entry.get("shape", spec.shape)
-    if "numpy" in entry:
-        kind, shape = entry["numpy"]
-    stride = entry.get("stride")
-    return StoredTensor(
-        file, start, stop, str(kind), tuple(shape), tuple(stride) if stride else None, "numpy" in entry
-    )
 
 
 def _flat(value: Any, path: Path, label: str) -> Iterator[tuple[Path, Leaf]]:

@@ -1,4 +1,4 @@
-"""Verified images as files of torch itself. Everything here has been checked before it gets here.
+"""Verified states as files of torch itself. Everything here has been checked before it is written.
 
 torch's own formats are pickles; we write them for others to read, and never read them.
 """
@@ -14,20 +14,50 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from holdfast.capture.torch_inflate import inflate_image
+from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.read import read_files, require_manifest
+from holdfast.cli.dcp_state import is_dcp
+from holdfast.cli.stored_tensors import read_tensors
+from holdfast.cli.torch_dcp_states import read_dcp_states, tensor_of
+from holdfast.cli.whole_weights import Weights
+from holdfast.engine.torch_sharded_load import load_sharded
+from holdfast.stores.base import Store
 
 
-def write_torch_file(image: memoryview, values: Mapping[str, list[Any]], file: BinaryIO) -> None:
+def read_states(store: Store, found: Found) -> dict[str, Any]:
+    """Every tracked object's state, whole; what ranks hold for themselves is rank 0's."""
+    manifest = require_manifest(found)
+    if is_dcp(manifest):
+        return read_dcp_states(store, found)
+    if manifest.world > 1:
+        return load_sharded(store, found, ()).states
+    states: dict[str, Any] = {}
+    for image in read_files(store, found).values():
+        states |= inflate_image(image, manifest.values)
+    return states
+
+
+def read_model(store: Store, found: Found, key: str, file: str) -> Any:
+    """One model's state. `file` holds it where one process saved it."""
+    manifest = require_manifest(found)
+    if manifest.world > 1:
+        return load_sharded(store, found, (), keys=[key]).states[key]
+    return inflate_image(read_files(store, found, [file])[file], manifest.values)[key]
+
+
+def read_weights(store: Store, found: Found, weights: Weights) -> dict[str, torch.Tensor]:
+    """Tensors by name, of a checkpoint that DCP saved."""
+    contents = read_tensors(store, found, weights.tensors.values())
+    return {name: tensor_of(tensor, contents[tensor]) for name, tensor in weights.tensors.items()}
+
+
+def write_torch_file(state: Any, file: BinaryIO) -> None:
     """The weights as `torch.load(..., weights_only=True)` likes them: a plain dict of tensors."""
-    # An image of weights holds one model and nothing else.
-    (state,) = inflate_image(image, values).values()
     torch.save(_detached(state, {}), file)
 
 
-def write_dcp(images: Mapping[str, memoryview], values: Mapping[str, list[Any]], folder: Path) -> None:
+def write_dcp(states: Mapping[str, Any], folder: Path) -> None:
     """Every tracked object, for torch.distributed.checkpoint."""
-    states: dict[str, Any] = {}
-    for image in images.values():
-        states |= inflate_image(image, values)
     whole = {key: _detached(_state_dict(state), {}) for key, state in states.items()}
     with warnings.catch_warnings():
         # It says that one process is enough, which is what we asked for.
@@ -49,7 +79,10 @@ def _detached(value: Any, seen: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return seen.setdefault(id(value), value.clone())
     if isinstance(value, dict):
-        return type(value)((key, _detached(item, seen)) for key, item in value.items())
+        copy = value.copy()  # of its own type, which may be a Counter or a defaultdict
+        for key, item in value.items():
+            copy[key] = _detached(item, seen)
+        return copy
     if type(value) in (list, tuple):
         return type(value)(_detached(item, seen) for item in value)
     return value

@@ -1,0 +1,102 @@
+"""What a skeleton and an image's header say about a tensor, together: of one rank, or of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.cli.stored_tensors import Piece, StoredTensor, require_complete
+from holdfast.errors import CorruptCheckpoint
+from holdfast.format.image import ImageLayout
+
+# safetensors code -> the name that training knows it by.
+KINDS = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
+    "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32",
+    "F64": "float64", "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Common:
+    """Stands for a tensor that several ranks hold together, until the blocks of all of them are known."""
+
+    key: str
+    name: str
+
+
+@dataclass
+class _Gathered:
+    said: Mapping[str, Any]
+    code: str = ""
+    shape: tuple[int, ...] = ()
+    pieces: list[Piece] = field(default_factory=list)
+
+
+class CommonTensors:
+    """The tensors that ranks share or hold parts of, collected rank by rank."""
+
+    def __init__(self) -> None:
+        self._found: dict[Common, _Gathered] = {}
+        self._wholes: dict[Common, StoredTensor] = {}
+
+    def add(self, key: str, said: Mapping[str, Any], file: str, layout: ImageLayout) -> Common | None:
+        """Take in what one rank says and holds; None if the tensor is that rank's alone."""
+        if "offset" not in said and "shared" not in said:
+            return None
+        common = Common(key, said["name"])
+        gathered = self._found.setdefault(common, _Gathered(said))
+        if common.name in layout.spans:
+            spec = layout.tensors[common.name]
+            shape = tuple(said.get("shape", spec.shape))
+            piece = Piece(
+                file, *layout.spans[common.name], tuple(said.get("offset", (0,) * len(shape))), shape
+            )
+            gathered.code, gathered.shape = spec.dtype, shape
+            # A tied tensor appears twice in one skeleton, a copy of a block in two files.
+            if piece.nbytes and all((p.offset, p.shape) != (piece.offset, shape) for p in gathered.pieces):
+                gathered.pieces.append(piece)
+        return common
+
+    def whole(self, common: Common) -> StoredTensor:
+        if common not in self._wholes:
+            try:
+                self._wholes[common] = self._put_together(common)
+            except (TypeError, ValueError, KeyError) as error:
+                said = f"{common.key}/{common.name}"
+                raise CorruptCheckpoint(f"{said} does not match its skeleton: {error!r}") from error
+        return self._wholes[common]
+
+    def _put_together(self, common: Common) -> StoredTensor:
+        gathered = self._found[common]
+        said, pieces, label = gathered.said, gathered.pieces, f"{common.key}/{common.name}"
+        if not gathered.code:
+            raise CorruptCheckpoint(f"{label} is in none of the checkpoint's files")
+        shape = tuple(said.get("global", gathered.shape))
+        require_complete(label, shape, pieces)
+        return StoredTensor(
+            common.name,
+            str(said.get("dtype", KINDS[gathered.code])),
+            gathered.code,
+            shape,
+            tuple(sorted(pieces, key=lambda piece: piece.offset)),
+            tuple(said["stride"]) if said.get("stride") and "global" not in said else None,
+            strides_known="global" not in said,
+        )
+
+
+def tensor_of_one_rank(said: Mapping[str, Any], file: str, layout: ImageLayout) -> StoredTensor:
+    name = said["name"]
+    (start, stop), spec = layout.spans[name], layout.tensors[name]
+    kind, shape = said.get("dtype", KINDS[spec.dtype]), tuple(said.get("shape", spec.shape))
+    if "numpy" in said:
+        kind, shape = said["numpy"][0], tuple(said["numpy"][1])
+    piece = Piece(file, start, stop, (0,) * len(shape), shape)
+    pieces = (piece,) if piece.nbytes else ()
+    if pieces and (not math.prod(shape) or piece.nbytes % math.prod(shape)):
+        raise CorruptCheckpoint(f"{name} in {file} has {piece.nbytes} bytes and the shape {list(shape)}")
+    stride = tuple(said["stride"]) if said.get("stride") else None
+    return StoredTensor(name, str(kind), spec.dtype, shape, pieces, stride, is_array="numpy" in said)
