@@ -1,7 +1,9 @@
 """kill -9 of a real uploading process, at requests of its saves: before, in the middle of, and after them."""
 
+import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from holdfast.testing.memory_image import image_of
 from holdfast.testing.object_servers import BUCKET, ObjectServer
 from holdfast.testing.store_contract import save
 
-KILLS = 60 if os.environ.get("HOLDFAST_TORTURE") else 9
+KILLS = 60 if os.environ.get("HOLDFAST_TORTURE") else 6
 MOMENTS = ("cut before", "cut in the body", "cut after")
 # 16 MiB and a bit: two parts. Numbers are Python's own generator's, so that parent and child agree.
 CHILD = """
@@ -30,25 +32,25 @@ CHILD = """
     from holdfast.testing.store_contract import draft
     store = open_store(sys.argv[1])
     epoch = store.claim()
-    for step in range(3):
+    for step in range(2):
         large = MemoryImage("large.bin", random.Random(epoch * 100 + step).randbytes((16 << 20) + 4321))
         done = write_checkpoint(store, draft(step, writer_epoch=epoch), [image_of(step), large])
         print(done.name, flush=True)
 """
 
 
-def _killed_at(proxy: FaultProxy, prefix: str, number: int, what: str) -> list[str]:
-    """Run a writer until its request `number`; the names it had acknowledged by then."""
+def _killed_at(proxy: FaultProxy, prefix: str, kind: str, number: int, what: str) -> list[str]:
+    """Run a writer until its request `number` of that kind; the names it had acknowledged by then."""
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(CHILD), f"s3://{BUCKET}/{prefix}"],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | proxy.server.environment,
     )
-    first = len(proxy.requests)
+    seen = itertools.count()
 
-    def decide(at: int, request: str) -> Fault | None:
-        hit = at - first == number
+    def decide(_: int, request: str) -> Fault | None:
+        hit = re.search(kind, request) is not None and next(seen) == number
         return Fault("", what, then=lambda: child.send_signal(signal.SIGKILL)) if hit else None
 
     proxy.decide = decide
@@ -64,10 +66,11 @@ def test_a_killed_writer_loses_nothing_it_had_acknowledged(weed: ObjectServer, p
     acknowledged: set[str] = set()
     killed = hidden = 0
     with fault_proxy(weed) as proxy:
-        for _ in range(KILLS):
-            # A claim takes about ten requests, a save about twenty.
-            names = _killed_at(proxy, prefix, dice.randrange(4, 55), dice.choice(MOMENTS))
-            killed += len(names) < 3
+        for attempt in range(KILLS):
+            # A claim takes about ten requests, a save about fifteen; every third kill meets a part under way.
+            kind, number = ("partNumber=", attempt % 4) if attempt % 3 == 0 else ("", dice.randrange(4, 40))
+            names = _killed_at(proxy, prefix, kind, number, dice.choice(MOMENTS))
+            killed += len(names) < 2
             acknowledged |= set(names)
             hidden += len(uploads.unfinished(""))
             with store_at(weed, prefix) as heir:

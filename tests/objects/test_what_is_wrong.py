@@ -156,7 +156,7 @@ def test_uploads_are_swept_only_with_keys_of_s3(monkeypatch: pytest.MonkeyPatch)
 def test_many_threads_read_one_file(weed: ObjectServer, prefix: str) -> None:
     bucket = bucket_at(weed, prefix)
     content = bytes(range(256)) * (80 << 10)
-    bucket.upload("a/file", iter([content]), part_bytes=16 << 20)
+    bucket.upload("a/file", iter([content]), size=len(content), part_bytes=16 << 20)
     from holdfast.stores.object_file import ObjectFile
 
     file = ObjectFile(bucket, "a/file")

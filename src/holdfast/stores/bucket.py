@@ -34,8 +34,9 @@ class Bucket(Protocol):
         """Write a small object unless the key is taken (KeyTaken). A server may ignore the condition."""
         ...
 
-    def upload(self, key: str, pieces: Iterator[memoryview | bytes], *, part_bytes: int) -> None:
-        """A large object in parts, several at a time; nothing is visible before the last one is there.
+    def upload(self, key: str, pieces: Iterator[memoryview | bytes], *, size: int, part_bytes: int) -> None:
+        """An object of any size, whose pieces follow each other. What exceeds one part is sent in parts,
+        several at a time; nothing is visible before the last one is there.
 
         A piece must keep its bytes until the call returns. What failed is aborted if the server listens.
         """

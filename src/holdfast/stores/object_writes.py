@@ -83,7 +83,7 @@ def upload_image(bucket: Bucket, key: str, source: ImageSource, patience: Patien
     patience = patience if source.concurrent else patience.once()
     for attempt in patience.tries():
         try:
-            bucket.upload(key, _pieces(source, digests), part_bytes=part_bytes(size))
+            bucket.upload(key, _pieces(source, digests), size=size, part_bytes=part_bytes(size))
         except (StoreUnavailable, StoreNotFound) as error:
             # "No such upload" is how a repeated completion is answered when the first one had succeeded.
             if _has_size(bucket, key, size):

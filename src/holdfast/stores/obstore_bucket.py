@@ -103,13 +103,14 @@ class ObstoreBucket:
     def create(self, key: str, data: bytes) -> None:
         self._call(f"write {key}", lambda: _obstore.put(self._store, key, data, mode="create"))
 
-    def upload(self, key: str, pieces: Iterator[memoryview | bytes], *, part_bytes: int) -> None:
-        self._call(
-            f"upload {key}",
-            lambda: _obstore.put(
-                self._store, key, pieces, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE
-            ),
-        )
+    def upload(self, key: str, pieces: Iterator[memoryview | bytes], *, size: int, part_bytes: int) -> None:
+        def send() -> None:
+            if size <= part_bytes:
+                _obstore.put(self._store, key, b"".join(pieces), use_multipart=False)
+            else:
+                _obstore.put(self._store, key, pieces, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)
+
+        self._call(f"upload {key}", send)
 
     # ---- how
 
