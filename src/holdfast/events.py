@@ -97,6 +97,17 @@ class SaveFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputCommitted(Event):
+    """Files of the user's own, under `output`. Not a `SaveCommitted`: training cannot resume from them."""
+
+    output: str
+    step: int
+    name: str
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointRejected(Event):
     name: str
     why: str

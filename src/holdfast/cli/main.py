@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("export_cmd", "weights as safetensors or torch file, or everything as DCP"),
     "prune": ("prune_cmd", "remove checkpoints that no rule keeps; a dry run unless --yes"),
     "run": ("run_cmd", "keep a command running until its work is done, whatever kills it"),
+    "halt": ("halt_cmd", "end a run with a checkpoint, and keep it from starting again"),
     "bench": ("bench_cmd", "what this disk and machine can do, and how often that lets you save"),
     "plan": ("plan_cmd", "how often to save, from costs and failure rate"),
     "simulate": ("simulate_cmd", "what a policy would cost over weeks of failures"),

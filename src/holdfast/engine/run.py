@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -11,7 +12,9 @@ from holdfast.capture.torch_plan import encode_values, plan_state, take_parts
 from holdfast.capture.torch_registry import TrackedRandomness, track
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock, SystemClock
+from holdfast.engine.halting import end_if_halted
 from holdfast.engine.handle import SaveHandle
+from holdfast.engine.outputs_block import Output
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
@@ -127,6 +130,7 @@ class Run:
             raise SetupError("this run is already open")
         limit = self._settings.wait_limit_seconds
         team = team_from_torch(os.path.abspath(self.path), limit=limit)
+        end_if_halted(self.path, team, limit)
         store = DirectoryStore(self.path, clock=self._clock)
         if team is None:
             store.claim()
@@ -214,7 +218,8 @@ class Run:
 
     @property
     def save_due(self) -> bool:
-        """For loops that save on their own terms: would the policy save now?"""
+        """For loops that save on their own terms: would the policy save now? With several ranks, all of them
+        ask, and get rank 0's answer."""
         return self._require_open().would_save()
 
     # ---- the loop
@@ -262,6 +267,37 @@ class Run:
         Returns a handle at once; `handle.wait()` returns when the checkpoint is durable.
         """
         return self._require_open().save_now(reason, keep=keep, notes=notes)
+
+    # ---- files of others
+
+    def output(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        keep: int | str | Retention = 2,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> Output:
+        """Keep files that you or a library write, with checksums, all or nothing, `keep` generations of them.
+
+        >>> with run.output("samples") as out:
+        ...     torch.save(images, out.path("images.pt"))
+
+        Durable when the block has ended. Every rank enters it, also one without files; if one of them fails,
+        all get an error and nothing is kept. The files are first written below the run's folder, or below
+        `scratch`, such as a node's own disk. See docs/scr.md.
+        """
+        session = self._require_open()
+        return Output(session.outputs, name, self.step if step is None else step, keep=keep, scratch=scratch)
+
+    def restored_output(self, name: str, *, step: int | None = None, rank: int | None = None) -> Path | None:
+        """A read-only folder with the files of the newest whole output of this name, or of `step`; None if
+        there is none. Every byte is checked; a damaged output means the next older one, said in the log.
+
+        Every rank asks, and gets what the same rank wrote; `rank` asks for another one's files, as a
+        different number of ranks must. The folder is there until the run ends.
+        """
+        return self._require_open().outputs.restored(name, step=step, rank=rank)
 
     def _require_open(self) -> Session:
         if self._session is None:

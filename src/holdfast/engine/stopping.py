@@ -47,6 +47,7 @@ class Stopping:
         self._notices = notices
         self._final_save_taken = False
         self._agreed: tuple[str, int] | None = None
+        self._halted: str | None = None
         self._longest_accumulation = 0.0
 
     @staticmethod
@@ -86,6 +87,8 @@ class Stopping:
         """Why the loop must end at the next boundary, or None. Asked at every step."""
         if self._agreed is not None:
             return self._agreed[0]
+        if self._halted is not None:
+            return self._halted
         if self.signals.reason is not None:
             return self.signals.reason
         if self._final_save_taken:
@@ -102,6 +105,8 @@ class Stopping:
     def exit_code(self) -> int:
         if self._agreed is not None:
             return self._agreed[1]
+        if self._halted is not None:
+            return exit_codes.DO_NOT_RESTART
         return exit_codes.INTERRUPTED if self.signals.reason == CTRL_C else exit_codes.PLEASE_RUN_AGAIN
 
     @property
@@ -112,6 +117,10 @@ class Stopping:
     def agreed(self, reason: str, exit_code: int) -> None:
         """Some rank was asked to stop, and all of them do so here."""
         self._agreed = (reason, exit_code)
+
+    def halt(self, reason: str) -> None:
+        """Somebody left a HALT note: save, end, and do not start again. From the worker: one attribute."""
+        self._halted = reason
 
     def final_save_taken(self) -> None:
         """No later save would be in time, so what is trained from here on would be trained twice."""

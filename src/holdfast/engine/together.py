@@ -53,10 +53,10 @@ class Together:
         due, self._agreed = self._agreed, None
         return due
 
-    def at_epoch_end(self, decision: Decision) -> Decision:
-        """Rank 0's decision, for everybody."""
+    def same_for_all(self, what: str, decision: Decision) -> Decision:
+        """Rank 0's decision, for everybody. Every rank asks equally often."""
         mine = json.dumps([decision.save, decision.reason, decision.final]).encode()
-        save, reason, final = json.loads(self.team.share("epoch end", mine, self._limit))
+        save, reason, final = json.loads(self.team.share(what, mine, self._limit))
         return Decision(save, reason, final=final)
 
     def close(self) -> None:

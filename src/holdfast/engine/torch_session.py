@@ -19,8 +19,10 @@ from holdfast.checkpoints.write import Committed
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.copy_meter import CopyMeter
+from holdfast.engine.halting import HaltWatch
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.housekeeping import Housekeeping
+from holdfast.engine.outputs import Outputs
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.stop_signals import show_stacks_on_request
@@ -115,6 +117,10 @@ class Session:
             self._persister, wait_limit=settings.wait_limit_seconds, parent=parent,
             after_commit=self._after_commit,
         )  # fmt: skip
+        self.outputs = Outputs(
+            store, clock, self._persister, self._emit, limit=settings.wait_limit_seconds, together=together
+        )
+        self._halt = HaltWatch(store.where, self._persister, stopping)
         self.beats = HeartbeatWriter.from_environment(store.where)
         self._metrics: dict[str, float] = {}
         self._loss: Any = None
@@ -195,6 +201,9 @@ class Session:
 
     @property
     def stop_reason(self) -> str | None:
+        # With several ranks only where all of them stop: a loop that looked here would leave the others.
+        if self.together is not None and not self.stopping.is_agreed:
+            return None
         return self.stopping.reason
 
     def _begin_heartbeat(self) -> None:
@@ -220,6 +229,7 @@ class Session:
             self.together.ask_to_stop(reason, self.stopping.exit_code)
             if not self.together.stop_unheard(self._clock.monotonic()):
                 return False
+            self.stopping.agreed(reason, self.stopping.exit_code)
         if self._last_saved != (self.state.step, self.state.epoch):
             # Now and not only at the end: the code behind the loop may not get the time to run.
             self.start_save(f"stopping: {reason}", self._clock.monotonic(), forced=True)
@@ -296,12 +306,14 @@ class Session:
         leads = self.together is None or self.together.leads
         decision = self.policy.decide(self._observe(now, epoch_ended=True)) if leads else _FOLLOW
         if self.together is not None:
-            decision = self.together.at_epoch_end(decision)
+            decision = self.together.same_for_all("epoch end", decision)
         if decision.save and self.at_boundary:
             self._obey(decision, now, tags=("epoch-end",))
 
     def would_save(self) -> bool:
-        return self.policy.decide(self._observe(self._clock.monotonic())).save
+        leads = self.together is None or self.together.leads
+        decision = self.policy.decide(self._observe(self._clock.monotonic())) if leads else _FOLLOW
+        return (self.together.same_for_all("save due", decision) if self.together else decision).save
 
     def _observe(self, now: float, *, epoch_ended: bool = False) -> Observation:
         return Observation(
@@ -350,6 +362,8 @@ class Session:
 
     def _heartbeat(self, now: float) -> None:
         self._heartbeat_at = now + HEARTBEAT_SECONDS
+        if self.together is None or self.together.leads:
+            self._halt.look_soon()
         self._emit(
             Progress(
                 time=self._clock.wall(), step=self.state.step, epoch=self.state.epoch,
@@ -445,6 +459,7 @@ class Session:
             if self._tiers is not None:
                 self._tiers.close(self._settings.wait_limit_seconds, durable=self._is_durable(how))
             self._telemetry.flush()
+            self.outputs.close()
             self._store.release()
             if self.together is not None:
                 self.together.close()
