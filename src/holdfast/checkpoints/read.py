@@ -6,7 +6,7 @@ Falls back to the next older checkpoint only through `newest_valid`, and never w
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
@@ -64,12 +64,9 @@ def read_files(
         for record in records:
             files.append(open_checked(store, found, record))
             opened.callback(files[-1].close)
-        result = {}
-        for record, file in zip(records, files, strict=True):
-            buffer = allocate(record.size)
-            _read_verified(store, found, record, file, buffer, threads)
-            result[record.name] = buffer
-    return result
+        buffers = [allocate(record.size) for record in records]
+        _read_verified(store, found, records, files, buffers, threads)
+    return {record.name: buffer for record, buffer in zip(records, buffers, strict=True)}
 
 
 def newest_valid(
@@ -137,19 +134,30 @@ def open_checked(store: Store, found: Found, record: FileRecord) -> StoredFile:
 
 
 def _read_verified(
-    store: Store, found: Found, record: FileRecord, file: StoredFile, buffer: memoryview, threads: int
+    store: Store,
+    found: Found,
+    records: Sequence[FileRecord],
+    files: Sequence[StoredFile],
+    buffers: Sequence[memoryview],
+    threads: int,
 ) -> None:
-    bad: list[int] = []
+    # The chunks of all files in one line: the disk does not stand still where one file ends.
+    chunks = [(which, index) for which, record in enumerate(records) for index in range(len(record.digests))]
+    bad: list[tuple[int, int]] = []
 
-    def read_chunk(index: int) -> None:
+    def read_chunk(number: int) -> None:
+        which, index = chunks[number]
+        record, buffer = records[which], buffers[which]
         start, stop = chunk_span(index, record.size, record.chunk_bytes)
-        file.read_into(start, buffer[start:stop])
+        files[which].read_into(start, buffer[start:stop])
         if digest(buffer[start:stop]) != record.digests[index]:
-            bad.append(index)
+            bad.append((which, index))
 
-    side_by_side(read_chunk, len(record.digests), threads=threads)
+    side_by_side(read_chunk, len(chunks), threads=threads)
     if bad:
-        raise CorruptCheckpoint(damaged_text(store, found, record, min(bad), _layout_of(buffer)))
+        which, index = min(bad)
+        layout = _layout_of(buffers[which])
+        raise CorruptCheckpoint(damaged_text(store, found, records[which], index, layout))
 
 
 def damaged_text(

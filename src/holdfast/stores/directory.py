@@ -57,7 +57,7 @@ class DirectoryStore:
         uuid: str | None = None,
         spare_bytes: int = 16 << 20,
         grace_seconds: float = 3600.0,
-        threads: int = 2,
+        threads: int = 3,
     ) -> None:
         self.where = os.path.abspath(os.fspath(path))
         self.properties = properties

@@ -18,14 +18,17 @@ from holdfast.stores.io import StoreIO
 from holdfast.stores.side_by_side import side_by_side
 
 
-def write_image(io: StoreIO, place: int, source: ImageSource, *, threads: int = 2) -> FileRecord:
-    """Write `source` into the open directory `place`. Its name is durable once `place` is fsynced."""
+def write_image(io: StoreIO, place: int, source: ImageSource, *, threads: int = 3) -> FileRecord:
+    """Write `source` into the open directory `place`. Its name is durable once `place` is fsynced.
+
+    Three threads: while one digests, two writes are under way, which is what keeps a disk busy.
+    """
     size = source.size
     digests = [""] * chunk_count(size)
     file = io.create(place, source.name, direct=True)
     with _closed_after(io, file):
-        # Also makes the file's full length known at once: two threads can only write past each other
-        # in a direct file that neither of them has to extend.
+        # Also makes the file's full length known at once: threads can only write past each other
+        # in a direct file that none of them has to extend.
         io.preallocate(file, _whole_pages(size))
 
         def write_chunk(index: int) -> None:
