@@ -49,7 +49,11 @@ def add_parser(subparsers: Any) -> None:
         "--format", choices=["safetensors", "torch", "dcp"], help="default: from the ending of PATH"
     )
     parser.add_argument("--step", metavar="N", help="step or name; default: the newest that is whole")
-    parser.add_argument("--model", metavar="NAME", help="which model, where several were tracked")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="which model, where there are several; in a state that DCP saved, its key: app.model",
+    )
     add_json_option(parser)
     parser.set_defaults(run=run)
 
