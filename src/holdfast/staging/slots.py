@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +31,15 @@ def anonymous_memory(nbytes: int, *, children_need_it: bool = False) -> HostMemo
     if not children_need_it:
         # Else every data loader worker that is forked would make us copy each page that we write next.
         _advise(mapping, "MADV_DONTFORK")
+        _not_inherited.add(mapping)
     return HostMemory(memoryview(mapping), mapping)
+
+
+# A forked child has the objects and not the memory. Were one of them collected there, it would unmap whatever
+# the child has put at that address since: another slot, a loader's batch. So a child never lets go of them.
+_not_inherited: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_kept_in_child: list[mmap.mmap] = []
+os.register_at_fork(after_in_child=lambda: _kept_in_child.extend(_not_inherited))
 
 
 def _advise(mapping: mmap.mmap, advice: str) -> None:
