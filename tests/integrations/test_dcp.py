@@ -245,7 +245,7 @@ def test_the_command_line_reads_what_dcp_saved(
     assert main(["show", "--tensors", run]) == 0
     shown = capsys.readouterr().out
     assert "dcp-r00000.safetensors" in shown
-    assert "model.weight" in shown
+    assert "model/weight" in shown
 
 
 def test_another_process_is_refused_while_this_one_holds_the_folder(
