@@ -33,7 +33,8 @@ class _Gathered:
     said: Mapping[str, Any]
     code: str = ""
     shape: tuple[int, ...] = ()
-    pieces: list[Piece] = field(default_factory=list)
+    # By offset and shape.
+    pieces: dict[tuple[object, object], Piece] = field(default_factory=dict)
 
 
 class CommonTensors:
@@ -57,8 +58,8 @@ class CommonTensors:
             )
             gathered.code, gathered.shape = spec.dtype, shape
             # A tied tensor appears twice in one skeleton, a copy of a block in two files.
-            if piece.nbytes and all((p.offset, p.shape) != (piece.offset, shape) for p in gathered.pieces):
-                gathered.pieces.append(piece)
+            if piece.nbytes:
+                gathered.pieces.setdefault((piece.offset, shape), piece)
         return common
 
     def whole(self, common: Common) -> StoredTensor:
@@ -72,7 +73,7 @@ class CommonTensors:
 
     def _put_together(self, common: Common) -> StoredTensor:
         gathered = self._found[common]
-        said, pieces, label = gathered.said, gathered.pieces, f"{common.key}/{common.name}"
+        said, pieces, label = gathered.said, gathered.pieces.values(), f"{common.key}/{common.name}"
         if not gathered.code:
             raise CorruptCheckpoint(f"{label} is in none of the checkpoint's files")
         shape = tuple(said.get("global", gathered.shape))
