@@ -56,7 +56,7 @@ class WriterSeat:
         if epoch not in claims.claimed_epochs(self._io, writers):
             raise SetupError(
                 f"nobody has claimed writer epoch {epoch} of {self._where}",
-                hint="is this the folder that the first rank writes to, on a file system that all ranks share?",
+                hint="is this the folder that rank 0 writes to, on a file system that all ranks share?",
             )
         self._claim = claims.Claim(epoch, None)
         self._pid = os.getpid()
