@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from holdfast.errors import InternalError, StoreError
+from holdfast.errors import InternalError, SaveError, StoreError
 from holdfast.format.manifest import Manifest, Parent
 from holdfast.format.names import CheckpointName
 from holdfast.format.sealed import seal_of
@@ -91,6 +91,26 @@ def write_checkpoint(store: Store, draft: CheckpointDraft, sources: Sequence[Ima
             store.abandon(name)
         raise
     return Committed(draft.name, manifest, seal_of(data))
+
+
+def write_copy(store: Store, manifest: Manifest, data: bytes, sources: Sequence[ImageSource]) -> None:
+    """The same checkpoint once more, in another store, under the same manifest. All or nothing, as above."""
+    name = str(manifest.name)
+    expected = {record.name: record for record in manifest.files}
+    store.begin(name, sum(source.size for source in sources) + _OVERHEAD_BYTES)
+    try:
+        for source in sources:
+            record = store.write(name, source)
+            if replace(record, role=expected[source.name].role) != expected[source.name]:
+                raise SaveError(
+                    f"{source.name} of {name} changed while it was being saved",
+                    hint="another process or thread writes into the staging memory",
+                )
+        store.publish(name, data)
+    except BaseException:
+        with contextlib.suppress(StoreError, InternalError):
+            store.abandon(name)
+        raise
 
 
 def draft_manifest(store: Store, draft: CheckpointDraft) -> Manifest:
