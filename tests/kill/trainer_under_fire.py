@@ -22,7 +22,7 @@ import torch
 
 import holdfast
 import holdfast.engine.housekeeping as housekeeping
-import holdfast.engine.torch_session as session_module
+import holdfast.engine.torch_resume as resume_module
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.staging.torch_stager import Snapshot
 from holdfast.stores.directory import DirectoryStore
@@ -43,7 +43,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     "commit": (DirectoryStore, "publish"),
     "prune": (housekeeping, "prune"),
     "retire": (DirectoryStore, "retire"),
-    "restore": (session_module, "restore_newest"),
+    "restore": (resume_module, "restore_newest"),
     "claim": (DirectoryStore, "claim"),
 }
 

@@ -23,7 +23,7 @@ class Output:
     """Files of yours on their way to being kept.
 
     >>> with run.output("samples") as out:
-    ...     torch.save(images, out.path("images.pt"))
+    ...     numpy.save(out.path("images.npy"), images)
 
     Committed when the block ends, on all ranks or on none: an exception inside it, `invalid()`, or a rank
     that cannot write ends the block with an error on every rank. `committed` is then the name it has.

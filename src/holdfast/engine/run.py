@@ -281,7 +281,7 @@ class Run:
         """Keep files that you or a library write, with checksums, all or nothing, `keep` generations of them.
 
         >>> with run.output("samples") as out:
-        ...     torch.save(images, out.path("images.pt"))
+        ...     numpy.save(out.path("images.npy"), images)
 
         Durable when the block has ended. Every rank enters it, also one without files; if one of them fails,
         all get an error and nothing is kept. The files are first written below the run's folder, or below

@@ -54,11 +54,11 @@ class Loop:
         session = self._session
         feed = self.feed(loader, name, **options)
         for batch in feed.batches(session.state.epoch):
-            session.stepped = False
+            session.boundary.stepped = False
             # A loader that training steps on; one that is only looked at (validation) opens no step.
-            session.in_batch = session.in_batch or feed.trained_on
+            session.boundary.in_batch = session.boundary.in_batch or feed.trained_on
             yield batch
-            if session.stepped:
+            if session.boundary.stepped:
                 session.end_step(None, {})
             if not feed.trained_on:
                 # Validation is no place to save (averaged weights may stand in for the model) and is not cut
@@ -73,7 +73,7 @@ class Loop:
         session, state = self._session, self._session.state
         while state.step < count and not session.must_stop():
             before = state.step
-            session.stepped = False
+            session.boundary.stepped = False
             yield before
             if state.step == before:
                 session.end_step(None, {})
@@ -120,7 +120,7 @@ class Loop:
             seed=self._settings.seed,
             seed_samples=self._settings.seed_samples,
             audit=self._audit,
-            steps=lambda: (self._session.optimizer_steps, state.step),
+            steps=lambda: (self._session.boundary.optimizer_steps, state.step),
             rank=self._rank,
             world=self._world,
             **options,

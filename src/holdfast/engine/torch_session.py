@@ -6,14 +6,12 @@ Everything here runs on the training thread, except what is handed to a worker b
 from __future__ import annotations
 
 import logging
-import math
 import os
 from typing import Any, cast
 
 from holdfast.capture.environment import describe_environment
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_registry import Tracked
-from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.retain import Retention
 from holdfast.checkpoints.write import Committed
 from holdfast.clock import Clock
@@ -23,6 +21,7 @@ from holdfast.engine.halting import HaltWatch
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.housekeeping import Housekeeping
 from holdfast.engine.outputs import Outputs
+from holdfast.engine.reported import Reported
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.stop_signals import show_stacks_on_request
@@ -30,21 +29,20 @@ from holdfast.engine.stopping import Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
 from holdfast.engine.tiers_of_run import TiersOfRun
 from holdfast.engine.together import Together
-from holdfast.engine.torch_restorer import Resumed, restore_newest
+from holdfast.engine.torch_boundary import Boundary
+from holdfast.engine.torch_restorer import Resumed
+from holdfast.engine.torch_resume import resume
 from holdfast.engine.torch_saver import Saver, SaveRequest
 from holdfast.engine.torch_setting import setting_key
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.engine.writers import Alone, Everybody
 from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.events import (
-    CheckpointRejected,
     Event,
     NoticeReceived,
     Progress,
-    Restored,
     RunEnded,
     RunStarted,
-    SaveCommitted,
     SaveDecided,
 )
 from holdfast.format.manifest import Parent
@@ -98,8 +96,15 @@ class Session:
         self._housekeeping = Housekeeping(
             first, retention, clock, self._telemetry, spare=lambda: tiers.needed if tiers else frozenset()
         )
-        parent = self._restore(history)
-        self._optimizers = [t.optimizer for t in tracked if isinstance(t, TrackedOptimizer)]
+        parent: Parent | None = None
+        taken_up = resume(
+            store, tracked, state, policy, history, settings=settings, clock=clock, emit=self._emit,
+            together=together, tiers=tiers,
+        )  # fmt: skip
+        if taken_up is not None:
+            self.resumed, parent = taken_up
+            self._housekeeping.ledger.resumed_from = self.resumed.name
+        optimizers = [t.optimizer for t in tracked if isinstance(t, TrackedOptimizer)]
         self._persister = Worker("holdfast-persist", idle=self._telemetry.flush, polite=True)
         self._copier = Worker("holdfast-copy")
         ranks = None if together is None else (together.team.rank, together.team.world)
@@ -122,12 +127,8 @@ class Session:
         )
         self._halt = HaltWatch(store.where, self._persister, stopping)
         self.beats = HeartbeatWriter.from_environment(store.where)
-        self._metrics: dict[str, float] = {}
-        self._loss: Any = None
-        self.stepped = False
-        self.optimizer_steps = 0
-        self.in_batch = False
-        self.is_clean = True
+        self._reported = Reported()
+        self.boundary = Boundary(optimizers)
         self._unclean_since: float | None = None
         self._notice: Notice | None = None
         self._retry_blocking = False
@@ -135,7 +136,7 @@ class Session:
         self._setting_of: tuple[int, str] | None = None
         self._last_saved: tuple[int, int] | None = (state.step, state.epoch) if self.resumed else None
         self._last_boundary = self._heartbeat_at = clock.monotonic()
-        self._fence = Fence(self._optimizers, self.snapshots.hold_updates, self._optimizer_stepped)
+        self._fence = Fence(optimizers, self.snapshots.hold_updates, self.boundary.optimizer_stepped)
         self.stopping.open()
         self._begin_heartbeat()
         self._emit(
@@ -147,41 +148,6 @@ class Session:
         if tiers is not None:
             tiers.start_draining(self._emit)
         self._telemetry.flush()
-
-    # ---- restoring
-
-    def _restore(self, history: list[Event]) -> Parent | None:
-        def reject(found: Found, why: str) -> None:
-            self._emit(CheckpointRejected(time=self._clock.wall(), name=str(found.name), why=why))
-
-        ladder = self._tiers.ladder() if self._tiers else None
-        restored = restore_newest(
-            ladder or self._store, self._tracked, self._clock, on_reject=reject,
-            team=self.together.team if self.together else None, limit=self._settings.wait_limit_seconds,
-        )  # fmt: skip
-        if restored is None:
-            return None
-        resumed, found = restored
-        reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
-        lost = None if reached is None else max(reached - resumed.step, 0)
-        tier = self._tiers.nearest(ladder) if self._tiers and ladder else resumed.tier
-        self.resumed = resumed = Resumed(**{**vars(resumed), "steps_lost": lost, "tier": tier})
-        self._housekeeping.ledger.resumed_from = resumed.name
-        learned = dict(self.state.policy)
-        if learned.get("setting") != setting_key(self._store.where, self._tracked, resumed.bytes):
-            # Measured on another machine, disk or state: forget the costs, keep the training time.
-            learned.pop("profile", None)
-        # Judged here, where machine and disk are known; the policy would compare with a name of its own.
-        learned["setting"] = self.policy.settings.setting
-        self.policy.restore_state(learned)
-        self.policy.restored(self._clock.monotonic(), resumed.step, resumed.seconds)
-        self._emit(
-            Restored(
-                time=self._clock.wall(), step=resumed.step, name=resumed.name, seconds=resumed.seconds,
-                bytes=resumed.bytes, steps_lost=lost,
-            )
-        )  # fmt: skip
-        return found.as_parent
 
     def _after_commit(self, committed: Committed) -> None:
         if self.together is None or self.together.leads:
@@ -222,7 +188,7 @@ class Session:
         holdfast ends the process.
         """
         reason = self.stopping.reason
-        if reason is None or not self.at_boundary:
+        if reason is None or not self.boundary.is_here:
             return False
         if self.together is not None and not self.stopping.is_agreed:
             # At the boundary that all ranks agree on, or they would wait for each other for ever.
@@ -242,14 +208,10 @@ class Session:
         state.step += 1
         self.meter.boundary(now)
         self.settle_saves(may_raise=True)
-        self.is_clean = self.stepped or not self._gradients_pending()
-        self.stepped = self.in_batch = False
-        if loss is not None:
-            self._loss = loss.detach() if hasattr(loss, "detach") else loss
-        if metrics:
-            self._metrics.update(metrics)
+        self.boundary.passed()
+        self._reported.note(loss, metrics)
         decision = self._decide(now)
-        if self.is_clean:
+        if self.boundary.is_clean:
             self._unclean_since = None
             if self.together is None and decision.save:
                 self._obey(decision, now)
@@ -272,11 +234,11 @@ class Session:
     def _go_along(self, together: Together, decision: Decision, now: float) -> None:
         """Save or stop where all ranks do."""
         step = self.state.step
-        if decision.save and self.is_clean:
+        if decision.save and self.boundary.is_clean:
             together.propose(decision, step)
         if (reason := self.stopping.reason) is not None:
             together.ask_to_stop(reason, self.stopping.exit_code)
-        due = together.due(step, is_clean=self.is_clean)
+        due = together.due(step, is_clean=self.boundary.is_clean)
         if due is None:
             return
         if due.kind == "stop":
@@ -307,7 +269,7 @@ class Session:
         decision = self.policy.decide(self._observe(now, epoch_ended=True)) if leads else _FOLLOW
         if self.together is not None:
             decision = self.together.same_for_all("epoch end", decision)
-        if decision.save and self.at_boundary:
+        if decision.save and self.boundary.is_here:
             self._obey(decision, now, tags=("epoch-end",))
 
     def would_save(self) -> bool:
@@ -322,7 +284,7 @@ class Session:
             epoch=self.state.epoch,
             epoch_ended=epoch_ended,
             save_in_flight=self._saver.in_flight or not self.snapshots.slot_available,
-            loss=self._read_loss if self._loss is not None else None,
+            loss=self._reported.loss if self._reported.has_loss else None,
             deadline=self.stopping.deadline,
             notice=self._hear_notice(),
         )
@@ -338,28 +300,6 @@ class Session:
             )
         return None if notice is None else str(notice)
 
-    def _read_loss(self) -> float:
-        try:
-            return float(self._loss)
-        except (TypeError, ValueError, RuntimeError):
-            return math.nan
-
-    def _optimizer_stepped(self) -> None:
-        self.stepped = True
-        self.optimizer_steps += 1
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether model, optimizer and data position belong together: no gradients are being accumulated,
-        also where the loop never calls `end_step`."""
-        return self.stepped or (self.is_clean and not (self.in_batch and self._gradients_pending()))
-
-    def _gradients_pending(self) -> bool:
-        """Whether gradients are being accumulated: a checkpoint would lose them."""
-        return any(
-            p.grad is not None for o in self._optimizers for group in o.param_groups for p in group["params"]
-        )
-
     def _heartbeat(self, now: float) -> None:
         self._heartbeat_at = now + HEARTBEAT_SECONDS
         if self.together is None or self.together.leads:
@@ -368,7 +308,7 @@ class Session:
             Progress(
                 time=self._clock.wall(), step=self.state.step, epoch=self.state.epoch,
                 step_seconds=now - self._last_boundary,
-                loss=self._read_loss() if self._loss is not None else None,
+                loss=self._reported.loss_or_none(),
             )
         )  # fmt: skip
 
@@ -387,10 +327,9 @@ class Session:
         """None if no staging slot is free; a forced save waits for one."""
         state = self.state
         state.policy = {**self.policy.state(), "setting": self._setting()}
-        loss = {"loss": self._read_loss()} if self._loss is not None else {}
         request = SaveRequest(
             save=self._save_name(), step=state.step, reason=reason, progress=state.progress(),
-            metrics={**self._metrics, **loss}, tags=tags, notes=notes, keep=keep,
+            metrics=self._reported.numbers(), tags=tags, notes=notes, keep=keep,
         )  # fmt: skip
         limit = self._settings.wait_limit_seconds if forced or self.together is not None else 0.0
         handle = self._saver.start(request, blocking=self._retry_blocking, slot_timeout=limit)
@@ -476,11 +415,11 @@ class Session:
         # One that is still in flight may fail: then this is where the state of this step is saved again.
         self._saver.wait_for_all()
         self.settle_saves(may_raise=False)
-        at_boundary = self.at_boundary
-        if self.stepped:
+        at_boundary = self.boundary.is_here
+        if self.boundary.stepped:
             # The loop was left between an optimizer step and its boundary. The step was taken: it counts.
             self.state.step += 1
-            self.stepped = False
+            self.boundary.stepped = False
         if self._last_saved == (self.state.step, self.state.epoch):
             return
         if not at_boundary:

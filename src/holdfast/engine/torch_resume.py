@@ -1,0 +1,75 @@
+"""Take up a run where it was left: restore, and tell the policy and the journal what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holdfast.capture.torch_registry import Tracked
+from holdfast.checkpoints.find import Found
+from holdfast.clock import Clock
+from holdfast.engine.run_state import RunState
+from holdfast.engine.settings import Settings
+from holdfast.engine.tiers_of_run import TiersOfRun
+from holdfast.engine.together import Together
+from holdfast.engine.torch_restorer import Resumed, restore_newest
+from holdfast.engine.torch_setting import setting_key
+from holdfast.events import CheckpointRejected, Emit, Event, Progress, Restored, SaveCommitted
+from holdfast.format.manifest import Parent
+from holdfast.policy.debt import DebtPolicy
+from holdfast.stores.directory import DirectoryStore
+
+
+def resume(
+    store: DirectoryStore,
+    tracked: Sequence[Tracked],
+    state: RunState,
+    policy: DebtPolicy,
+    history: Sequence[Event],
+    *,
+    settings: Settings,
+    clock: Clock,
+    emit: Emit,
+    together: Together | None,
+    tiers: TiersOfRun | None,
+) -> tuple[Resumed, Parent | None] | None:
+    """What was restored, and what the next checkpoint continues. None where there is nothing to restore."""
+
+    def reject(found: Found, why: str) -> None:
+        emit(CheckpointRejected(time=clock.wall(), name=str(found.name), why=why))
+
+    ladder = tiers.ladder() if tiers else None
+    restored = restore_newest(
+        ladder or store,
+        tracked,
+        clock,
+        on_reject=reject,
+        team=together.team if together else None,
+        limit=settings.wait_limit_seconds,
+    )
+    if restored is None:
+        return None
+    resumed, found = restored
+    reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
+    lost = None if reached is None else max(reached - resumed.step, 0)
+    tier = tiers.nearest(ladder) if tiers and ladder else resumed.tier
+    resumed = replace(resumed, steps_lost=lost, tier=tier)
+    learned = dict(state.policy)
+    if learned.get("setting") != setting_key(store.where, tracked, resumed.bytes):
+        # Measured on another machine, disk or state: forget the costs, keep the training time.
+        learned.pop("profile", None)
+    # Judged here, where machine and disk are known; the policy would compare with a name of its own.
+    learned["setting"] = policy.settings.setting
+    policy.restore_state(learned)
+    policy.restored(clock.monotonic(), resumed.step, resumed.seconds)
+    emit(
+        Restored(
+            time=clock.wall(),
+            step=resumed.step,
+            name=resumed.name,
+            seconds=resumed.seconds,
+            bytes=resumed.bytes,
+            steps_lost=lost,
+        )
+    )
+    return resumed, found.as_parent
