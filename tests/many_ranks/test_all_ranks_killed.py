@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scenarios import play
 
-KILLS = 15 if os.environ.get("HOLDFAST_TORTURE") else 4
+KILLS = 15 if os.environ.get("HOLDFAST_TORTURE") else 3
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

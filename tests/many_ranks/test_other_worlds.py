@@ -9,7 +9,7 @@ import pytest
 from scenarios import SAMPLES, play
 
 # The numbers of ranks that restore under the other kind of training.
-OTHER_WORLDS = "1234" if os.environ.get("HOLDFAST_TORTURE") else "13"
+OTHER_WORLDS = "1234" if os.environ.get("HOLDFAST_TORTURE") else "3"
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])

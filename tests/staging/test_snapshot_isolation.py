@@ -297,18 +297,18 @@ def test_without_threads_saves_are_made_where_they_are_asked_for(
 
     model = nn.Linear(2, 2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    worker_start = threading.Thread.start
+
+    def refuse_ours(self: threading.Thread) -> None:
+        if self.name.startswith("holdfast"):
+            refuse(self)
+        worker_start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_ours)
     with holdfast.Run(tmp_path, every="1000 steps", copy="overlapped", model=model, opt=opt) as run:
         model(torch.ones(1, 2)).sum().backward()
         opt.step()
         run.end_step()
-        worker_start = threading.Thread.start
-
-        def refuse_ours(self: threading.Thread) -> None:
-            if self.name.startswith("holdfast"):
-                refuse(self)
-            worker_start(self)
-
-        monkeypatch.setattr(threading.Thread, "start", refuse_ours)
         handle = run.save_now()
         assert handle.done
         opt.step()
