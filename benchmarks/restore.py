@@ -34,9 +34,8 @@ Sums = tuple[float, ...]
 
 def in_new_process(work: Callable[..., Any], *arguments: Any) -> Any:
     """Run `work` in a process that has imported torch and done nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["contenders", "raw_limits"])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    # Forked from this one, which imports torch as well and computes nothing: it has no threads to lose.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         return pool.submit(work, *arguments).result(LIMIT)
 
 

@@ -27,8 +27,8 @@ from workload import Training, gpt_training
 AIM = 0.25
 TRIALS = 3
 GUESS = 8  # steps in a trial block
-# Half the usual state: a block must be as long as torch.save demands, and there are thirty of them.
-LAYERS = 6
+# A third of the usual state: a block is four times as long as its torch.save, and there are thirty of them.
+LAYERS = 4
 MEASURED = (Idle, TorchSaveSynced, DcpAsyncStaged, TorchCheckpointing, Holdfast)
 
 
