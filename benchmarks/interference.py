@@ -144,16 +144,16 @@ def main() -> None:
             with neighbour(folder):
                 disturbed = train(training, run, watch, 3 * cycles)
             left = time.perf_counter() - watch.began
-            recovered = train(training, run, watch, cycles + 6)
+            recovered = train(training, run, watch, 2 * cycles + 4)
     if min(len(calm), len(disturbed), len(recovered)) < 2:
         sys.exit("too few saves to judge: the machine is too slow or too busy for this benchmark")
     settled = disturbed[5:] or disturbed
-    before = statistics.median(one.seconds for one in calm[-5:])
+    before = statistics.median(one.seconds for one in calm[-10:])
     beside = statistics.median(one.seconds for one in settled)
-    after = statistics.median(one.seconds for one in recovered[-5:])
-    board.add("calm", "interval", "s", [one.seconds for one in calm[-5:]])
+    after = statistics.median(one.seconds for one in recovered[-10:])
+    board.add("calm", "interval", "s", [one.seconds for one in calm[-10:]])
     board.add("neighbour", "interval", "s", [one.seconds for one in disturbed])
-    board.add("calm again", "interval", "s", [one.seconds for one in recovered[-5:]])
+    board.add("calm again", "interval", "s", [one.seconds for one in recovered[-10:]])
     board.add("neighbour", "overhead from the sixth save on", "%", [100 * one.overhead for one in settled])
     # The budget is a mean over saves: single ones vary with the disk.
     board.at_most(
