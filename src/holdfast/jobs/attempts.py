@@ -16,7 +16,7 @@ from holdfast.units import format_seconds
 
 Cause = Literal[
     "finished", "stopped", "interrupted", "preemption", "time limit",
-    "exit code", "signal", "out of memory", "hang", "do not restart", "cannot start",
+    "exit code", "signal", "out of memory", "hang", "node lost", "do not restart", "cannot start",
 ]  # fmt: skip
 # What the training says in its last heartbeat when it stopped by itself.
 SAYS_DEADLINE = "deadline"

@@ -21,13 +21,20 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
-    """`output` takes both streams of the command; without it they are the supervisor's own."""
+    """`output` takes both streams of the command; without it they are the supervisor's own. `death_signal` is
+    what it gets should the supervisor be killed."""
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None = None
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        output: IO[bytes] | None = None,
+        # SIGTERM and not SIGKILL: nobody would restart it now, so it should stop with a checkpoint.
+        death_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         adopt_orphans()
-        self._not_ours = {one.pid for one in _processes() if one.parent == os.getpid()}
+        me = os.getpid()
+        self._not_ours = {one.pid for one in _processes() if one.parent == me}
         self._process = subprocess.Popen(
             list(command),
             env=dict(environ),
@@ -35,7 +42,7 @@ class Child:
             stderr=subprocess.STDOUT if output is not None else None,
             # A session of its own: Ctrl-C reaches it through the supervisor, once, and not from the terminal.
             start_new_session=True,
-            preexec_fn=_prepare,
+            preexec_fn=lambda: _prepare(death_signal, me),
         )
         self.pid = self._process.pid
 
@@ -82,12 +89,13 @@ def adopt_orphans() -> None:
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _prepare() -> None:
+def _prepare(death_signal: signal.Signals, parent: int) -> None:
     """In the child, before its command: a clean signal mask, and a signal should the supervisor be killed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if _prctl is not None:
-        # SIGTERM and not SIGKILL: nobody would restart it now, so it should stop with a checkpoint.
-        _prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        _prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+        if os.getppid() != parent:  # it was killed before we could ask to be told
+            os.kill(os.getpid(), death_signal)
 
 
 def _find_prctl() -> Any:

@@ -1,0 +1,164 @@
+"""Where keepers find each other: a folder on a file system that all nodes see, and that no node takes along.
+
+    token                 known to keepers only; both ends of every connection prove that they know it
+    keepers/00000004.json who is there; the lowest that lives leads
+    worlds/00000002.json  the generations; a number can be made once, so two leaders cannot both go on
+
+Everything else is said over TCP. Nothing here is changed once it is written, only added and removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import re
+import socket
+from typing import Any
+
+from holdfast.errors import CorruptCheckpoint, StoreError, StoreNotFound
+from holdfast.format.sealed import canonical_json, seal, unseal
+from holdfast.keeper.world import Card, World
+from holdfast.stores.durable_write import write_small
+from holdfast.stores.folders import Folders
+from holdfast.stores.io import StoreIO
+from holdfast.stores.os_errors import store_errors
+from holdfast.stores.posix import PosixIO
+from holdfast.stores.small_read import read_small
+
+TOKEN, KEEPERS, WORLDS = "token", "keepers", "worlds"
+_MAX_BYTES = 1 << 20
+_TOKEN_BYTES = 32
+_RECORD = re.compile(r"([0-9]{8})\.json", re.ASCII)
+
+
+class Meeting:
+    """One process's view of the folder."""
+
+    def __init__(self, folder: str, *, io: StoreIO | None = None) -> None:
+        self.folder = os.path.abspath(folder)
+        self._io: StoreIO = io if io is not None else PosixIO()
+        self._folders = Folders(self._io, self.folder)
+        with store_errors("meet other keepers", self.folder):
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            with self._folders.root(create=True) as root:
+                for name in (KEEPERS, WORLDS):
+                    with contextlib.suppress(FileExistsError):
+                        self._io.make_directory(root, name)
+                self._io.fsync_directory(root)
+            self.token = self._agree_on_token()
+
+    def _agree_on_token(self) -> bytes:
+        """The first one's. It appears whole or not at all, by a name that only one can give."""
+        final = os.path.join(self.folder, TOKEN)
+        if not os.path.exists(final):
+            part = f"{final}.{os.urandom(4).hex()}.part"
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(handle, "wb") as file:
+                file.write(os.urandom(_TOKEN_BYTES).hex().encode())
+                file.flush()
+                os.fsync(file.fileno())
+            # Not a rename: where the system cannot refuse to replace, the last of several would win, and
+            # the others would have read a token that is gone.
+            with contextlib.suppress(FileExistsError):
+                os.link(part, final)
+            os.unlink(part)
+        with open(final, "rb") as file:
+            token = file.read(4 * _TOKEN_BYTES)
+        if len(token) != 2 * _TOKEN_BYTES:
+            raise StoreError(f"{final} is damaged", hint="remove the folder when no keeper runs, start again")
+        return token
+
+    # ---- keepers
+
+    def register(self, address: str, port: int) -> Card:
+        host = socket.gethostname()
+        with self._folders.inside(KEEPERS, doing="register this keeper") as keepers:
+            # Numbers of those who left count too, where a world remembers them.
+            newest = self.newest_world()
+            used = [*newest.keepers, *newest.lost] if newest is not None else []
+            number = max([*self._numbers(keepers), *used], default=-1) + 1
+            while True:
+                card = Card(number, address, port, host)
+                record = {**vars(card), "boot": _boot_id()}
+                try:
+                    write_small(
+                        self._io, keepers, _file(number), seal({**record, "proof": self._proof(record)})
+                    )
+                except FileExistsError:
+                    number += 1
+                    continue
+                self._io.fsync_directory(keepers)
+                return card
+
+    def unregister(self, number: int) -> None:
+        with contextlib.suppress(StoreNotFound):
+            with self._folders.inside(KEEPERS, doing="unregister a keeper") as keepers:
+                self._io.unlink(keepers, _file(number))
+
+    def registered(self) -> list[Card]:
+        """Lowest first. A record that is being written, or is nobody's of this job, is passed over."""
+        found = []
+        with self._folders.inside(KEEPERS, doing="look for keepers") as keepers:
+            for number in self._numbers(keepers):
+                record = self._read(keepers, number)
+                if record is None:
+                    continue
+                proof = record.pop("proof", "")
+                if hmac.compare_digest(str(proof), self._proof(record)):
+                    found.append(
+                        Card(number, str(record["address"]), int(record["port"]), str(record["host"]))
+                    )
+        return found
+
+    # ---- worlds
+
+    def newest_world(self) -> World | None:
+        with self._folders.inside(WORLDS, doing="read the newest generation") as worlds:
+            for number in reversed(self._numbers(worlds)):
+                record = self._read(worlds, number)
+                if record is not None:
+                    with contextlib.suppress(CorruptCheckpoint):
+                        return World.from_json(record)
+        return None
+
+    def newest_generation(self) -> int:
+        with self._folders.inside(WORLDS, doing="look for a newer generation") as worlds:
+            return max(self._numbers(worlds), default=0)
+
+    def found(self, world: World) -> bool:
+        """Make this generation the newest, durably. False if somebody else has made it."""
+        with self._folders.inside(WORLDS, doing="found a generation") as worlds:
+            try:
+                write_small(self._io, worlds, _file(world.generation), seal(world.to_json()))
+            except FileExistsError:
+                return False
+            self._io.fsync_directory(worlds)
+            return True
+
+    # ---- how
+
+    def _numbers(self, directory: int) -> list[int]:
+        matches = (_RECORD.fullmatch(name) for name in self._io.list_names(directory))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _read(self, directory: int, number: int) -> dict[str, Any] | None:
+        try:
+            return unseal(read_small(self._io, directory, _file(number), _MAX_BYTES))
+        except (CorruptCheckpoint, FileNotFoundError):
+            return None
+
+    def _proof(self, record: dict[str, Any]) -> str:
+        return hmac.new(self.token, b"keeper\0" + canonical_json(record), "sha256").hexdigest()
+
+
+def _file(number: int) -> str:
+    return f"{number:08d}.json"
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
