@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoints.retain import parse_keep
-from holdfast.cli.exit_codes import OK
+from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
 from holdfast.errors import SetupError
+from holdfast.events import Event
 from holdfast.jobs.deadline import find_deadline, parse_time_limit
 from holdfast.jobs.environment import detect
 from holdfast.jobs.plain import ATTEMPT
@@ -28,9 +29,14 @@ from holdfast.policy.failures import FailureHistory
 from holdfast.programs.attempt import Attempt, Driver
 from holdfast.programs.dmtcp import DmtcpDriver, require_dmtcp
 from holdfast.programs.generations import Generations
+from holdfast.programs.outer_tiers import (
+    claim_home,
+    open_tiers,
+    parse_outer,
+    seconds_for_last_copies,
+)
 from holdfast.programs.recipe import Recipe, load_recipe, prepare, shipped_recipes
 from holdfast.programs.recipe_driver import RecipeDriver
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal, read_events
 
 DMTCP = "dmtcp"
@@ -54,6 +60,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", dest="folder", metavar="DIR", help="where the generations are kept [runs/PROGRAM]")
     add("--keep", default="2", help='which generations stay, such as "latest 3" [2]')
+    add(
+        "--tier", action="append", default=[], metavar="PLACE",
+        help='one more place for copies: a path or a bucket, such as "s3://bucket/run every 10, 50 MB/s"',
+    )  # fmt: skip
     add("--file", action="append", default=[], metavar="PATTERN", help="checkpoint file of the program")
     add("--restart", metavar="ARGUMENTS", help="added to the command when it continues")
     add("--complete-file", action="append", default=[], metavar="FILE", help="exists when the work is done")
@@ -101,6 +111,7 @@ def _supervised(options: argparse.Namespace, command: list[str], folder: str) ->
     from holdfast.cli.main import main
 
     # What is wrong with the call should be said once, here, and not by every attempt.
+    parse_outer(options.tier)
     if options.recipe == DMTCP:
         require_dmtcp()
     else:
@@ -109,6 +120,7 @@ def _supervised(options: argparse.Namespace, command: list[str], folder: str) ->
     for flag in ("keep", "interval", "restart", "stop_signal"):
         value = getattr(options, flag)
         own += [f"--{flag.replace('_', '-')}={value}"] if value is not None else []
+    own += [f"--tier={place}" for place in options.tier]
     own += [f"--file={pattern}" for pattern in options.file]
     own += [f"--complete-file={name}" for name in options.complete_file]
     own += ["--replaces-files"] if options.replaces_files else []
@@ -120,27 +132,45 @@ def _supervised(options: argparse.Namespace, command: list[str], folder: str) ->
 def _attempt(options: argparse.Namespace, command: list[str], folder: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     clock = SystemClock()
-    store = DirectoryStore(folder, clock=clock)
-    store.claim()
-    try:
-        journal = Journal(store.where)
-        history = read_events(store.where)
-        generations = Generations(store, clock, journal.append, parse_keep(_keep(options.keep)))
-        driver: Driver
-        if options.recipe == DMTCP:
-            every = None if options.interval == "auto" else options.interval
-            policy = build_policy(every=every, history=FailureHistory.from_events(history))
-            scratch = Path(store.where) / "dmtcp"
-            driver = DmtcpDriver(command, generations, scratch, policy, clock, journal.append)
-        else:
-            recipe = _recipe(options)
-            prepared = prepare(recipe, command)
-            driver = RecipeDriver(recipe, prepared, generations, Path.cwd(), clock, journal.append, history)
-        limit = None if options.time_limit is None else parse_time_limit(options.time_limit)
-        deadline = find_deadline(limit, os.environ, detect(), clock)
-        return Attempt(store, driver, clock, journal.append, deadline=deadline, environ=os.environ).run()
-    finally:
-        store.release()
+    limit = None if options.time_limit is None else parse_time_limit(options.time_limit)
+    deadline = find_deadline(limit, os.environ, detect(), clock)
+    outer, retention = parse_outer(options.tier), parse_keep(_keep(options.keep))
+    with claim_home(folder, outer, clock) as home:
+        journal, history = Journal(home.where), read_events(home.where)
+        tiers = open_tiers(home, outer, retention, clock)
+        code = FAILED
+        try:
+            generations = Generations(home, clock, journal.append, retention, tiers)
+            if tiers is not None:
+                tiers.start_draining(journal.append)
+            driver = _driver(options, command, generations, clock, journal, history)
+            attempt = Attempt(
+                generations, driver, clock, journal.append, deadline=deadline, environ=os.environ
+            )
+            code = attempt.run()
+        finally:
+            if tiers is not None:
+                left = None if deadline is None else deadline.at - clock.wall()
+                tiers.close(seconds_for_last_copies(code, left))
+    return code
+
+
+def _driver(
+    options: argparse.Namespace,
+    command: list[str],
+    generations: Generations,
+    clock: SystemClock,
+    journal: Journal,
+    history: list[Event],
+) -> Driver:
+    if options.recipe != DMTCP:
+        recipe = _recipe(options)
+        prepared = prepare(recipe, command)
+        return RecipeDriver(recipe, prepared, generations, Path.cwd(), clock, journal.append, history)
+    every = None if options.interval == "auto" else options.interval
+    policy = build_policy(every=every, history=FailureHistory.from_events(history))
+    scratch = Path(generations.where) / "dmtcp"
+    return DmtcpDriver(command, generations, scratch, policy, clock, journal.append)
 
 
 def _keep(text: str) -> int | str:

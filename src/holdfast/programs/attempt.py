@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
-from holdfast.checkpoints.completion import is_complete
 from holdfast.clock import Clock
 from holdfast.errors import SaveError, StoreError
 from holdfast.events import Emit, RunEnded, RunStarted, SaveFailed, Warned
@@ -24,8 +23,8 @@ from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.exit_codes import CANNOT_EXECUTE, FINISHED, INTERRUPTED, NOT_FOUND, PLEASE_RUN_AGAIN
 from holdfast.jobs.heartbeat import HeartbeatWriter
 from holdfast.jobs.supervisor_child import Child
+from holdfast.programs.generations import Generations
 from holdfast.programs.long_save import signs_of_life
-from holdfast.stores.directory import DirectoryStore
 
 log = logging.getLogger("holdfast")
 LOOK_SECONDS = 1.0
@@ -73,7 +72,7 @@ class Driver(Protocol):
 class Attempt:
     def __init__(
         self,
-        store: DirectoryStore,
+        generations: Generations,
         driver: Driver,
         clock: Clock,
         emit: Emit,
@@ -81,29 +80,29 @@ class Attempt:
         deadline: WallDeadline | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._store = store
+        self._generations = generations
         self._driver = driver
         self._clock = clock
         self._emit = emit
         self._deadline = deadline
         self._environ = os.environ if environ is None else environ
         self._stopping: str | None = None
-        self._heartbeat = HeartbeatWriter(None, store.where)
+        self._heartbeat = HeartbeatWriter(None, generations.where)
 
     def run(self) -> int:
         """The exit code to end with, as `jobs.exit_codes` documents it. The store must be claimed."""
-        if is_complete(self._store):
-            log.info("holdfast: the work of %s is complete; nothing to do", self._store.where)
+        if self._generations.is_complete:
+            log.info("holdfast: the work of %s is complete; nothing to do", self._generations.where)
             return FINISHED
         left = None if self._deadline is None else self._deadline.at - self._clock.wall()
         command = self._driver.start(left)
         self._emit(
             RunStarted(
                 time=self._clock.wall(), step=self._driver.generation, host=os.uname().nodename,
-                pid=os.getpid(), writer_epoch=self._store.writer_epoch,
+                pid=os.getpid(), writer_epoch=self._generations.writer_epoch,
             )
         )  # fmt: skip
-        self._heartbeat = HeartbeatWriter.from_environment(self._store.where, self._environ)
+        self._heartbeat = HeartbeatWriter.from_environment(self._generations.where, self._environ)
         try:
             with _signals_waited_for() as waiting:
                 try:

@@ -66,6 +66,8 @@ class DmtcpDriver:
         self._command = list(command)
         self._generations = generations
         self._scratch = scratch
+        # Apart from what DMTCP writes: an image that only another tier had must not be taken for a new one.
+        self._fetched = scratch / "fetched"
         self._policy = policy
         self._clock = clock
         self._emit = emit
@@ -88,6 +90,7 @@ class DmtcpDriver:
         require_dmtcp()
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._clear_scratch()
+        shutil.rmtree(self._fetched, ignore_errors=True)
         self._port = free_port()
         generation = self._generations.newest_good()
         if generation is None or not generation.files:
@@ -99,7 +102,7 @@ class DmtcpDriver:
                 *self._command,
             ]
         begun = self._clock.monotonic()
-        images = [str(path) for path in self._generations.stored_paths(generation)]
+        images = [str(path) for path in self._generations.stored_paths(generation, self._fetched)]
         stored = sum(file.record.size for file in generation.files.values())
         policy = generation.values.get("policy")
         if isinstance(policy, dict):

@@ -1,66 +1,68 @@
-"""A program's own checkpoint files as generations in a store: with digests, all or nothing, two of them kept.
-
-What lies in the working folder is never deleted: what must make room for an older generation is set aside.
-"""
+"""A program's own checkpoint files as generations in a store: with digests, all or nothing, two kept."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoints.file_image import FileImage, is_inside, sign_of
+from holdfast.checkpoints.completion import is_complete
+from holdfast.checkpoints.file_image import FileImage
 from holdfast.checkpoints.find import Found, committed
-from holdfast.checkpoints.read import open_checked
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.clock import Clock
+from holdfast.engine.tiers_of_run import TiersOfRun
 from holdfast.errors import NoValidCheckpoint, SaveError, StoreError
 from holdfast.events import CheckpointRejected, Emit, Pruned, SaveCommitted, Warned
-from holdfast.format.checksum import chunk_span, digest
-from holdfast.format.manifest import FileRecord, utc_text
+from holdfast.format.manifest import utc_text
+from holdfast.programs.generation import Generation, read_generation
+from holdfast.programs.putting_back import copy_out, put_back
+from holdfast.stores.base import Store
 from holdfast.stores.directory import CKPT, DirectoryStore
 
-SET_ASIDE = ".set-aside"
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One committed set of files. `files` maps the program's own paths to what is stored for each."""
-
-    found: Found
-    files: Mapping[str, StoredAs]
-
-    @property
-    def name(self) -> str:
-        return str(self.found.name)
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return self.found.manifest.values if self.found.manifest else {}
-
-
-@dataclass(frozen=True)
-class StoredAs:
-    record: FileRecord
-    mode: int
-    mtime_ns: int
+log = logging.getLogger("holdfast")
 
 
 class Generations:
-    """The generations of one run. The store must be claimed to keep new ones."""
+    """The generations of one run. The store must be claimed to keep new ones.
 
-    def __init__(self, store: DirectoryStore, clock: Clock, emit: Emit, retention: Retention) -> None:
+    Kept in `store`, copied to `tiers` behind the program, read from the nearest good copy.
+    """
+
+    def __init__(
+        self,
+        store: DirectoryStore,
+        clock: Clock,
+        emit: Emit,
+        retention: Retention,
+        tiers: TiersOfRun | None = None,
+    ) -> None:
         self._store = store
+        self._tiers = tiers
+        self._ladder = None if tiers is None else tiers.ladder()
+        self._readable: Store = self._ladder or store
         self._clock = clock
         self._emit = emit
         self._retention = retention
         self._ledger = Ledger()
-        self.number = max((one.step for one in committed(store)), default=0)
+        self.number = max((one.step for one in committed(self._readable)), default=0)
+
+    @property
+    def where(self) -> str:
+        return self._store.where
+
+    @property
+    def writer_epoch(self) -> int:
+        return self._store.writer_epoch
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the newest generation says that the work is done."""
+        return is_complete(self._readable)
 
     # ---- keeping
 
@@ -98,6 +100,8 @@ class Generations:
                 reason=reason,
             )
         )  # fmt: skip
+        if self._tiers is not None:
+            self._tiers.committed(str(committed.name))
         self._prune()
         return committed
 
@@ -128,7 +132,8 @@ class Generations:
             self._emit(Pruned(time=self._clock.wall(), name=name, why=why))
 
         try:
-            prune(self._store, self._retention, self._ledger, retired=tell)
+            spare = self._tiers.needed if self._tiers is not None else frozenset()
+            prune(self._store, self._retention, self._ledger, retired=tell, spare=spare)
         except (StoreError, SaveError) as error:
             # An old generation too many hurts nobody.
             self._emit(Warned(time=self._clock.wall(), message=f"pruning failed: {error.message}"))
@@ -136,19 +141,19 @@ class Generations:
     # ---- choosing
 
     def newest_good(self, suspects: Collection[str] = ()) -> Generation | None:
-        """The newest generation of which every byte verifies; None if the store holds none at all.
+        """The newest generation of which every byte verifies; None if no tier holds any at all.
 
         `suspects` are passed over while anything older is whole: the program could not go on from them.
         """
         reasons, second_choice = [], None
-        for found in committed(self._store):
-            verdict = verify(self._store, found)
+        for found in committed(self._readable):
+            verdict = verify(self._readable, found)
             if not verdict.is_whole:
                 why = "; ".join(verdict.problems)
                 reasons.append(f"{found.name}: {why}")
                 self._reject(found, why)
                 continue
-            generation = _read(found)
+            generation = read_generation(found)
             if generation is None:
                 reasons.append(f"{found.name}: it holds no files of a program")
                 continue
@@ -161,70 +166,42 @@ class Generations:
             return generation
         if second_choice is None and reasons:
             raise NoValidCheckpoint(
-                f"{self._store.where} holds {len(reasons)} generations and none is whole:\n  "
+                f"{self._readable.where} holds {len(reasons)} generations and none is whole:\n  "
                 + "\n  ".join(reasons),
-                hint="restore them from another copy, or start afresh with another --path",
+                hint="restore them from another copy, or start afresh with another --run",
             )
         return second_choice
 
     def newest_known(self) -> Generation | None:
         """The newest of which the manifest can be read, whether or not its stored bytes are whole."""
-        return next((one for one in map(_read, committed(self._store)) if one is not None), None)
+        return next((one for one in map(read_generation, committed(self._readable)) if one is not None), None)
 
     def is_whole(self, generation: Generation) -> bool:
+        """In the run's own folder, that is: a copy elsewhere does not make one here superfluous."""
         return verify(self._store, generation.found).is_whole
 
     def _reject(self, found: Found, why: str) -> None:
         self._emit(CheckpointRejected(time=self._clock.wall(), name=str(found.name), why=why))
 
-    def stored_paths(self, generation: Generation) -> list[Path]:
-        """Where the files of a verified generation lie, for a program that can read them there."""
-        folder = Path(self._store.where) / CKPT / generation.name
-        return [folder / stored.record.name for stored in generation.files.values()]
-
-    # ---- putting back
-
-    def in_place(self, generation: Generation, folder: Path) -> bool:
-        """Whether the working folder holds exactly these bytes already."""
-        return all(_same_bytes(folder / name, stored.record) for name, stored in generation.files.items())
+    def stored_paths(self, generation: Generation, scratch: Path) -> list[Path]:
+        """Where the files of a verified generation lie, for a program that can read them there. What is not
+        whole here is first copied from the other tiers into `scratch`."""
+        if self._tiers is None or self.is_whole(generation):
+            folder = Path(self._store.where) / CKPT / generation.name
+            return [folder / stored.record.name for stored in generation.files.values()]
+        paths = []
+        for name, stored in generation.files.items():
+            paths.append(scratch / name)
+            copy_out(self._readable, generation, stored, paths[-1])
+        return paths
 
     def put_back(self, generation: Generation, folder: Path, present: Collection[str]) -> list[str]:
-        """Make the files of `generation` the ones in `folder`; returns what was set aside to make room.
-
-        `present` are the program's files there now. One that the generation does not have would be taken for
-        its newest checkpoint.
-        """
-        aside = []
-        for name in sorted({*present, *generation.files}):
-            stored = generation.files.get(name)
-            path = folder / name
-            if stored is not None and _same_bytes(path, stored.record):
-                continue
-            if os.path.lexists(path):
-                aside.append(_set_aside(path).name)
-            if stored is not None:
-                self._copy_out(generation, stored, path)
+        """Make its files the ones in `folder`; returns what was set aside to make room."""
+        aside = put_back(self._readable, generation, folder, present)
+        if self._tiers is not None and self._ladder is not None:
+            source = self._tiers.nearest(self._ladder)
+            log.info("holdfast: generation %d put back, from the tier %s", generation.found.step, source)
         return aside
-
-    def _copy_out(self, generation: Generation, stored: StoredAs, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".holdfast-part")
-        record = stored.record
-        file = open_checked(self._store, generation.found, record)
-        try:
-            with open(part, "wb") as out:
-                for index in range(len(record.digests)):
-                    start, stop = chunk_span(index, record.size, record.chunk_bytes)
-                    chunk = memoryview(bytearray(stop - start))
-                    file.read_into(start, chunk)
-                    out.write(chunk)
-                out.flush()
-                os.fsync(out.fileno())
-        finally:
-            file.close()
-        os.chmod(part, stored.mode)
-        os.utime(part, ns=(stored.mtime_ns, stored.mtime_ns))
-        os.replace(part, path)
 
 
 class _Guarded:
@@ -245,45 +222,3 @@ class _Guarded:
         if stop >= self.size:
             self._image.require_unchanged()
         return memory
-
-
-def _read(found: Found) -> Generation | None:
-    """What the manifest says of its files; None if this is not a generation of a program's files."""
-    manifest = found.manifest
-    said = manifest.values.get("files") if manifest else None
-    if manifest is None or not isinstance(said, dict):
-        return None
-    files = {}
-    for record in manifest.files:
-        entry = said.get(record.name)
-        if not isinstance(entry, dict) or not is_inside(entry.get("path")):
-            return None
-        mode, mtime = entry.get("mode"), entry.get("mtime_ns")
-        if type(mode) is not int or type(mtime) is not int or mtime < 0:
-            return None
-        # Never more than the user's own bits: a manifest must not be able to make a file set-uid.
-        files[entry["path"]] = StoredAs(record, mode & 0o777, mtime)
-    return Generation(found, files)
-
-
-def _set_aside(path: Path) -> Path:
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.name}{SET_ASIDE}.{number}")):
-        number += 1
-    os.rename(path, aside)
-    return aside
-
-
-def _same_bytes(path: Path, record: FileRecord) -> bool:
-    sign = sign_of(path)
-    if sign is None or sign.size != record.size:
-        return False
-    image = FileImage(record.name, path)
-    try:
-        for index, expected in enumerate(record.digests):
-            start, stop = chunk_span(index, record.size, record.chunk_bytes)
-            if digest(image.view(start, stop)) != expected:
-                return False
-    finally:
-        image.close()
-    return True

@@ -14,7 +14,9 @@ from holdfast.checkpoints.file_image import FileSign, sign_of
 from holdfast.clock import Clock
 from holdfast.events import Emit, Event, Restored, RunEnded, SaveCommitted, Warned
 from holdfast.jobs.supervisor_child import Child
-from holdfast.programs.generations import SET_ASIDE, Generation, Generations
+from holdfast.programs.generation import Generation
+from holdfast.programs.generations import Generations
+from holdfast.programs.putting_back import SET_ASIDE, in_place
 from holdfast.programs.recipe import Prepared, Recipe
 
 log = logging.getLogger("holdfast")
@@ -92,7 +94,7 @@ class RecipeDriver:
             return bool(present)
         if newest.name not in self._suspects and self._is_in_place(newest, present):
             if not self._generations.is_whole(newest):
-                self._keep(present, "the stored one is damaged, the one in place is not")
+                self._keep(present, "damaged or gone in the run's folder, whole in place")
             self._say_restored(newest, begun)
             return True
         if self._is_newer(present, newest):
@@ -107,7 +109,7 @@ class RecipeDriver:
         return True
 
     def _is_in_place(self, generation: Generation, present: Signs) -> bool:
-        return set(present) == set(generation.files) and self._generations.in_place(generation, self._folder)
+        return set(present) == set(generation.files) and in_place(generation, self._folder)
 
     def _is_newer(self, present: Signs, newest: Generation) -> bool:
         """Whether what lies there is a later checkpoint, and surely whole. Damage leaves the time alone; a

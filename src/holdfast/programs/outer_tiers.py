@@ -1,0 +1,93 @@
+"""Copies of a program's generations in other places: whose they are, and how long the last may take.
+
+A generation is a checkpoint like any other, so copying, choosing and falling back are the tiers' own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holdfast.checkpoints.retain import Retention
+from holdfast.clock import Clock
+from holdfast.engine.tiers_of_run import TiersOfRun
+from holdfast.errors import SetupError, StoreNotFound
+from holdfast.format.names import parse_checkpoint_name
+from holdfast.jobs.exit_codes import INTERRUPTED, PLEASE_RUN_AGAIN
+from holdfast.stores.base import Store
+from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.locations import open_store
+from holdfast.tiers.tier_list import TierList, recall_tiers
+from holdfast.tiers.words import HOME, Tier, parse_tiers
+
+LAST_COPIES_SECONDS = 300.0
+# Who was asked to stop may be killed soon, and must say "run me again" before; the next attempt copies on.
+LAST_COPIES_WHEN_STOPPED = 30.0
+_SPARE_SECONDS = 10.0
+
+
+def parse_outer(words: Sequence[str]) -> tuple[Tier, ...]:
+    """The tiers behind the run's own folder. SetupError for one that makes no sense for a program's files."""
+    tiers = parse_tiers(words) if words else ()
+    for tier in tiers:
+        if tier.kind in ("memory", "home") or tier.protect is not None:
+            raise SetupError(
+                f"{tier.location!r} is no place for copies of a program's files"
+                + (f", nor can {tier.protect!r} protect them" if tier.protect else ""),
+                hint='use folders and buckets, such as --tier /lustre/run --tier "s3://bucket/run every 10"',
+            )
+    return tuple(map(_from_anywhere, tiers))
+
+
+def _from_anywhere(tier: Tier) -> Tier:
+    """The list of tiers is read again from other folders, where a relative path would mean something else."""
+    if tier.kind == "objects" or tier.location.startswith(("$", "~")):
+        return tier
+    return replace(tier, location=os.path.abspath(tier.location))
+
+
+def claim_home(folder: str, outer: Sequence[Tier], clock: Clock) -> DirectoryStore:
+    """The run's own folder, claimed. One that was lost is made again as the same run, if a tier knows it."""
+    stores = [open_store(tier.location if tier.kind == "objects" else tier.path) for tier in outer]
+    home = DirectoryStore(folder, clock=clock)
+    if any(store.where == home.where for store in stores):
+        raise SetupError(f"the tier {home.where} is the run's own folder", hint="choose another place for it")
+    uuid = _identity([home]) or _identity(stores)
+    home = DirectoryStore(folder, clock=clock, uuid=uuid)
+    # Higher than any name in any tier, or what is saved next would not be the newest.
+    names = (parse_checkpoint_name(name) for store in stores for name in store.names())
+    home.claim(at_least=max((name.writer_epoch + 1 for name in names if name), default=1))
+    return home
+
+
+def _identity(stores: Sequence[Store]) -> str | None:
+    """Which run these belong to; None if none of them exists yet."""
+    found = {}
+    for store in stores:
+        try:
+            found[store.uuid] = store.where
+        except StoreNotFound:
+            continue
+    if len(found) > 1:
+        raise SetupError(
+            f"these tiers hold different runs: {', '.join(sorted(found.values()))}",
+            hint="give each run a folder of its own there",
+        )
+    return next(iter(found), None)
+
+
+def open_tiers(
+    home: DirectoryStore, outer: Sequence[Tier], retention: Retention, clock: Clock
+) -> TiersOfRun | None:
+    """None where there is, and was, nothing but the run's own folder."""
+    if not outer and recall_tiers(home.where) == TierList():
+        return None
+    return TiersOfRun(home, (Tier(HOME), *outer), retention, clock)
+
+
+def seconds_for_last_copies(exit_code: int, seconds_left: float | None) -> float:
+    """How long the end of an attempt may wait for copies. What is unfinished, the next attempt finishes."""
+    asked_to_stop = exit_code in (PLEASE_RUN_AGAIN, INTERRUPTED)
+    limit = LAST_COPIES_WHEN_STOPPED if asked_to_stop else LAST_COPIES_SECONDS
+    return limit if seconds_left is None else max(min(limit, seconds_left - _SPARE_SECONDS), 0.0)
