@@ -19,7 +19,7 @@ from holdfast.cli.stored_state import Leaf, Path, StoredState, of_rank, read_sta
 from holdfast.cli.stored_tensors import StoredTensor, read_tensors
 from holdfast.cli.terminal import clean, columns, plural
 from holdfast.cli.watched_store import WatchedStore
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.base import Store
 
 _SHOWN = 20
 _Change = TypeVar("_Change", TensorChange, ValueChange)
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     return DIFFERENT if options.exit_code and not diff.is_identical else OK
 
 
-def compare_checkpoints(store_a: DirectoryStore, a: Found, store_b: DirectoryStore, b: Found) -> StateDiff:
+def compare_checkpoints(store_a: Store, a: Found, store_b: Store, b: Found) -> StateDiff:
     """A part at a time, so that little is in memory; files with equal digests are not read."""
     before, after = matched(read_state(store_a, a), read_state(store_b, b))
     same = _equal_files(a, b)
@@ -166,7 +166,7 @@ def _print_json(a: dict[str, Any], b: dict[str, Any], diff: StateDiff) -> None:
     )
 
 
-def _identified(store: DirectoryStore, found: Found) -> dict[str, Any]:
+def _identified(store: Store, found: Found) -> dict[str, Any]:
     ranks = ranks_of(require_manifest(found))
     return {"run": store.where, "name": str(found.name), "step": found.step, "ranks": ranks}
 

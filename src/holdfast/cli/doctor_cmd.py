@@ -16,6 +16,7 @@ from holdfast.doctor.facts import gather
 from holdfast.doctor.finding import Finding
 from holdfast.doctor.script_checks import examine_script
 from holdfast.errors import SetupError
+from holdfast.stores.locations import is_bucket
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,6 +43,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _examine(target: str, options: argparse.Namespace) -> list[Finding]:
+    if is_bucket(target):
+        raise SetupError(
+            f"doctor looks at folders and scripts, and {target} is a bucket",
+            hint="holdfast verify --deep reads what is in a bucket",
+        )
     path = Path(target)
     if path.is_file():
         try:

@@ -30,7 +30,6 @@ from holdfast.cli.whole_weights import (
 )
 from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, RestoreError, SetupError, StoreError
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
 from holdfast.units import format_bytes
 
 _FORMATS = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", "": "dcp"}
@@ -80,9 +79,7 @@ class _Content:
     tied: Sequence[tuple[str, str]] = ()
 
 
-def _load(
-    store: DirectoryStore, which: str | None, kind: str, model: str | None
-) -> tuple[_Content, list[str]]:
+def _load(store: Store, which: str | None, kind: str, model: str | None) -> tuple[_Content, list[str]]:
     """The checkpoint asked for, or the newest that is whole; and what was passed over on the way there."""
     passed_over: list[str] = []
     for found in [choose(store, which)] if which is not None else committed(store):

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.cli.exit_codes import OK
 from holdfast.cli.json_output import add_json_option, print_json
-from holdfast.cli.run_folder import add_run_argument, open_run
+from holdfast.cli.run_folder import add_run_argument, open_folder
 from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
 from holdfast.jobs.halt import MAX_REASON, HaltNote, clear_halt, write_halt
@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    folder = open_run(options.run_folder).where
+    folder = open_folder(options.run_folder, "the note that halts a run").where
     if options.clear:
         with store_errors("clear the halt", folder):
             was_halted = clear_halt(folder)

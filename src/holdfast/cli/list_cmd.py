@@ -12,7 +12,7 @@ from holdfast.cli.ranks_said import ranks_of
 from holdfast.cli.run_folder import add_run_argument, open_run
 from holdfast.cli.terminal import NEVER, age, clean, columns, plural, when
 from holdfast.clock import SystemClock
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.base import Store
 from holdfast.units import format_bytes
 
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     return of_checked(one.manifest is not None for one in found) if found else OK
 
 
-def summary(store: DirectoryStore, found: Found) -> dict[str, Any]:
+def summary(store: Store, found: Found) -> dict[str, Any]:
     """The fields of one checkpoint in `list --json`."""
     manifest = found.manifest
     return {
@@ -51,7 +51,7 @@ def summary(store: DirectoryStore, found: Found) -> dict[str, Any]:
     }
 
 
-def _print(store: DirectoryStore, found: list[Found]) -> None:
+def _print(store: Store, found: list[Found]) -> None:
     if not found:
         print(f"no checkpoint yet in {clean(store.where)}")
         return

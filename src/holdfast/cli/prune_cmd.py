@@ -12,8 +12,11 @@ from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.rehearsal import Rehearsal
 from holdfast.cli.run_folder import add_run_argument, open_run
 from holdfast.cli.terminal import clean, plural
+from holdfast.errors import RunInUse
 from holdfast.format.names import parse_checkpoint_name
+from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.objects import ObjectStore
 from holdfast.units import format_bytes
 
 
@@ -32,6 +35,10 @@ def add_parser(subparsers: Any) -> None:
         help='such as 3, or "latest 3, every 1000 steps, best 2 of -val_loss, epoch ends"',
     )
     parser.add_argument("--yes", action="store_true", help="really remove them")
+    parser.add_argument(
+        "--take-over", action="store_true",
+        help="in a bucket: also if its last writer, on another machine, did not say that it has ended",
+    )  # fmt: skip
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -41,9 +48,9 @@ def run(options: argparse.Namespace) -> int:
     store = open_run(options.run_folder)
     sizes = {str(one.name): one.manifest.total_bytes for one in committed(store) if one.manifest}
     if options.yes:
-        # Also the lock: nobody prunes a run while it trains, for training prunes by its own rules.
+        # Nobody prunes a run while it trains, for training prunes by its own rules.
         with store:
-            store.claim()
+            _claim(store, take_over=options.take_over)
             done = prune(store, retention, Ledger())
     else:
         done = prune(Rehearsal(store), retention, Ledger())
@@ -56,7 +63,21 @@ def run(options: argparse.Namespace) -> int:
     return FAILED if done.failed else OK
 
 
-def _print_json(store: DirectoryStore, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
+def _claim(store: DirectoryStore | ObjectStore, *, take_over: bool) -> None:
+    if isinstance(store, DirectoryStore):
+        # Its lock tells whether anybody writes there.
+        store.claim()
+        return
+    try:
+        store.claim(certain=not take_over)
+    except RunInUse as error:
+        raise RunInUse(
+            error.message,
+            hint="wait for it to end; if it died on another machine, say --take-over",
+        ) from error
+
+
+def _print_json(store: Store, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
     print_json(
         {
             "run": store.where,
@@ -71,7 +92,7 @@ def _print_json(store: DirectoryStore, done: Pruning, sizes: dict[str, int], *, 
     )
 
 
-def _print(store: DirectoryStore, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
+def _print(store: Store, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
     if done.refused is not None:
         print(f"nothing was removed: {clean(done.refused)}")
         return

@@ -7,23 +7,47 @@ from pathlib import Path
 
 from holdfast.checkpoints.find import Found, committed
 from holdfast.cli.terminal import clean, plural
-from holdfast.errors import NoValidCheckpoint, RestoreError, StoreNotFound
+from holdfast.errors import NoValidCheckpoint, RestoreError, SetupError, StoreNotFound
 from holdfast.format.names import parse_checkpoint_name
+from holdfast.stores.base import Store
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.identity import RECORD as IDENTITY
+from holdfast.stores.locations import is_bucket, open_store
+from holdfast.stores.objects import ObjectStore
 from holdfast.stores.os_errors import store_errors
 
 NEWEST = "newest"
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", metavar="RUN", help="the folder given to holdfast.Run")
+    parser.add_argument("run_folder", metavar="RUN", help="the folder given to holdfast.Run, or a tier of it")
 
 
-def open_run(path: str) -> DirectoryStore:
-    """The store of a run; StoreNotFound says what is there instead."""
+def open_run(path: str) -> DirectoryStore | ObjectStore:
+    """The store of a run, in a folder or a bucket; StoreNotFound says what is there instead."""
+    return _open_bucket(path) if is_bucket(path) else open_folder(path, "")
+
+
+def open_folder(path: str, what: str) -> DirectoryStore:
+    """The run's own folder, where `what` is; a copy in a bucket has only checkpoints."""
+    if is_bucket(path):
+        raise SetupError(
+            f"{what} is in the run's own folder, and {path} is a bucket",
+            hint="give the folder that was given to holdfast.Run",
+        )
     with store_errors("look", path):
         return _open(Path(path), path)
+
+
+def _open_bucket(path: str) -> DirectoryStore | ObjectStore:
+    store = open_store(path)
+    try:
+        _ = store.uuid
+    except StoreNotFound as error:
+        # Without its identity it can still be read. A bucket that does not exist says so itself.
+        if not store.names():
+            raise StoreNotFound(f"there is no run at {path}", hint="give the address of a run") from error
+    return store
 
 
 def _open(folder: Path, path: str) -> DirectoryStore:
@@ -41,7 +65,7 @@ def _is_run(folder: Path) -> bool:
     return (folder / IDENTITY).exists() or (folder / CKPT).is_dir()
 
 
-def choose(store: DirectoryStore, which: str | None) -> Found:
+def choose(store: Store, which: str | None) -> Found:
     """One checkpoint by step or by name; the newest readable one if none is asked for."""
     everything = committed(store)
     if not everything:

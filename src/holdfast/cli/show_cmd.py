@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoints.find import Found, committed
@@ -16,13 +15,14 @@ from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.list_cmd import summary
 from holdfast.cli.measured_policy import Measured, measure
 from holdfast.cli.ranks_said import ranks_of
-from holdfast.cli.run_folder import add_run_argument, choose, open_run
+from holdfast.cli.run_folder import add_run_argument, choose, open_folder, open_run
 from holdfast.cli.stored_state import StoredState, read_state
 from holdfast.cli.terminal import age, clean, columns, plural, when
 from holdfast.clock import SystemClock
 from holdfast.errors import CorruptCheckpoint, StoreError
 from holdfast.format.manifest import Manifest
-from holdfast.stores.directory import CKPT, DirectoryStore
+from holdfast.stores.base import Store
+from holdfast.stores.directory import CKPT
 from holdfast.units import format_bytes
 
 _FILES_SHOWN = 20
@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     state = _state(store, found, needed=options.tensors)
     tensors = _tensors(state) if state and options.tensors else None
     contains = _contains(require_manifest(found), state)
-    measured = measure(store, found) if options.policy else None
+    measured = None
+    if options.policy:
+        measured = measure(open_folder(options.run_folder, "what saving has cost"), found)
     if options.json:
         print_json(_described(store, found, contains, tensors, measured))
         return OK
@@ -62,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _state(store: DirectoryStore, found: Found, *, needed: bool) -> StoredState | None:
+def _state(store: Store, found: Found, *, needed: bool) -> StoredState | None:
     """Where a manifest knows only rank 0's part, the ranks' records tell the rest."""
     if not needed and require_manifest(found).world == 1:
         return None
@@ -104,21 +106,21 @@ def _tensors(state: StoredState) -> list[dict[str, Any]]:
 
 
 def _described(
-    store: DirectoryStore,
+    store: Store,
     found: Found,
     contains: dict[str, Any],
     tensors: list[dict[str, Any]] | None,
     measured: Measured | None,
 ) -> dict[str, Any]:
     manifest = require_manifest(found)
-    place = Path(store.where) / CKPT / str(found.name)
+    place = _place(store, found)
     said: dict[str, Any] = {
         "run": store.where,
         **summary(store, found),
         "progress": manifest.progress,
         "contains": contains,
         "files": [
-            {"name": file.name, "role": file.role, "bytes": file.size, "path": place / file.name}
+            {"name": file.name, "role": file.role, "bytes": file.size, "path": f"{place}/{file.name}"}
             for file in manifest.files
         ],
         "notes": manifest.notes,
@@ -133,7 +135,11 @@ def _described(
     return said
 
 
-def _print(store: DirectoryStore, found: Found, contains: dict[str, Any]) -> None:
+def _place(store: Store, found: Found) -> str:
+    return f"{store.where.rstrip('/')}/{CKPT}/{found.name}"
+
+
+def _print(store: Store, found: Found, contains: dict[str, Any]) -> None:
     manifest = require_manifest(found)
     ago = age(manifest.created, SystemClock().wall())
     epoch = manifest.progress.get("epoch")
@@ -153,7 +159,7 @@ def _print(store: DirectoryStore, found: Found, contains: dict[str, Any]) -> Non
         ("metrics", clean(", ".join(f"{name} {value:.6g}" for name, value in manifest.metrics.items()))),
         ("continues", manifest.parent.name if manifest.parent else "nothing: the first of its run"),
         *_surroundings(manifest.environment),
-        ("folder", clean(Path(store.where) / CKPT / str(found.name))),
+        ("folder", clean(_place(store, found))),
     ]
     for name, text in facts:
         if text:

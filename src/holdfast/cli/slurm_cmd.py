@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.checkpoints.completion import is_complete
 from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.json_output import add_json_option, print_json
-from holdfast.cli.run_folder import open_run
+from holdfast.cli.run_folder import open_folder
 from holdfast.cli.slurm_status import print_chain, read_chain
 from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
@@ -199,7 +199,7 @@ def _hand_over(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    chain = read_chain(open_run(options.folder))
+    chain = read_chain(open_folder(options.folder, "the journal of a chain"))
     if options.json:
         print_json(chain)
     else:

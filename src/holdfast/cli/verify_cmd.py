@@ -11,11 +11,11 @@ from holdfast.checkpoints.verify import Verdict, verify
 from holdfast.cli.exit_codes import DAMAGED, OK, of_checked
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.progress_bar import ProgressBar
-from holdfast.cli.run_folder import add_run_argument, open_run
+from holdfast.cli.run_folder import add_run_argument, open_folder, open_run
 from holdfast.cli.terminal import clean, plural
 from holdfast.clock import SystemClock
 from holdfast.errors import RestoreError
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.base import Store
 from holdfast.units import format_bytes, format_seconds
 
 
@@ -51,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
 
         return verify_all_tiers(options)
     store = open_run(options.run_folder)
+    if options.data:
+        open_folder(options.run_folder, "the record of the data")
     found = [one for one in committed(store) if options.step in (None, one.step)]
     if options.step is not None and not found:
         raise RestoreError(f"no checkpoint of step {options.step} in {store.where}", hint="see holdfast list")
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     return DAMAGED if code == OK and audit is not None and not audit.ok else code
 
 
-def _verify_all(store: DirectoryStore, found: list[Found], *, deep: bool) -> list[Verdict]:
+def _verify_all(store: Store, found: list[Found], *, deep: bool) -> list[Verdict]:
     total = sum(one.manifest.total_bytes for one in found if one.manifest)
     with ProgressBar("verifying", total if deep else 0) as bar:
         verdicts = []
@@ -90,7 +92,7 @@ def _audit(path: str) -> Any:
     return audit_run(path)
 
 
-def _print_json(store: DirectoryStore, verdicts: list[Verdict], audit: Any, deep: bool) -> None:
+def _print_json(store: Store, verdicts: list[Verdict], audit: Any, deep: bool) -> None:
     said: dict[str, Any] = {
         "run": store.where,
         "deep": deep,
@@ -116,7 +118,7 @@ def _print_json(store: DirectoryStore, verdicts: list[Verdict], audit: Any, deep
     print_json(said)
 
 
-def _print(store: DirectoryStore, verdicts: list[Verdict], audit: Any, deep: bool, seconds: float) -> None:
+def _print(store: Store, verdicts: list[Verdict], audit: Any, deep: bool, seconds: float) -> None:
     if not verdicts:
         print(f"no checkpoint in {clean(store.where)}")
     for verdict in verdicts:

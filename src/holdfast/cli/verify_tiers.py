@@ -10,7 +10,7 @@ from holdfast.checkpoints.find import committed
 from holdfast.cli.exit_codes import DAMAGED, NOTHING_USABLE, OK
 from holdfast.cli.json_output import print_json
 from holdfast.cli.progress_bar import ProgressBar
-from holdfast.cli.run_folder import open_run
+from holdfast.cli.run_folder import open_folder
 from holdfast.cli.terminal import clean, plural
 from holdfast.clock import SystemClock
 from holdfast.errors import RestoreError, SetupError
@@ -25,7 +25,7 @@ from holdfast.units import format_bytes, format_seconds
 def run(options: argparse.Namespace) -> int:
     if options.data:
         raise SetupError("--data looks at the run's own folder", hint="leave out --all-tiers and --repair")
-    home = open_run(options.run_folder).where
+    home = open_folder(options.run_folder, "the list of tiers").where
     tiers = readable_tiers(home)
     clock = SystemClock()
     started = clock.monotonic()

@@ -111,10 +111,14 @@ class ObjectClaims:
         except (CorruptCheckpoint, StoreNotFound):
             return False
 
-    def refuse_living_owner(self, me: Owner) -> None:
+    def refuse_living_owner(self, me: Owner, *, certain: bool = False) -> None:
+        """RunInUse if the last claimant runs on this machine; with `certain`, also if nobody can know."""
         epochs = self.epochs()
         owner = self.read(epochs[-1]).owner if epochs else None
-        if owner is None or not is_alive(owner, me) or self._bucket.look(_released(epochs[-1])) is not None:
+        alive = is_alive(owner, me) if owner is not None else False
+        if alive is False or (alive is None and not certain):
+            return
+        if self._bucket.look(_released(epochs[-1])) is not None:
             return
         raise run_in_use(self._bucket.where, owner)
 

@@ -84,11 +84,12 @@ class ObjectStore:
     def writer_epoch(self) -> int:
         return self._seat.epoch
 
-    def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
+    def claim(self, *, at_least: int = 1, take_over: bool = False, certain: bool = False) -> int:
         """Become the writer and return the writer epoch, higher than any before.
 
         Raises RunInUse while the last writer provably runs on this machine; one on another machine is
-        succeeded and cannot commit any more. `take_over` does the same to one on this machine.
+        succeeded and cannot commit any more. `take_over` does the same to one on this machine; `certain`
+        refuses one on another machine too, unless it said that it has ended.
         """
         if self._seat.is_mine:
             return self._seat.epoch
@@ -97,7 +98,7 @@ class ObjectStore:
         self._uuid = read_identity(self._bucket)
         me = this_process(utc_text(self._clock.wall()))
         if not take_over:
-            self._claims.refuse_living_owner(me)
+            self._claims.refuse_living_owner(me, certain=certain)
         # Names count too: a lost claim must not bring back an epoch that names already bear.
         used = [name.writer_epoch + 1 for name in map(parse_checkpoint_name, self._places()) if name]
         return self._seat.take(me, at_least=max([1, at_least, *used]))
