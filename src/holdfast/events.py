@@ -120,6 +120,25 @@ class Restored(Event):
     seconds: float
     bytes: int
     steps_lost: int | None = None
+    # Bytes read from each tier, by all ranks together.
+    tiers: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointProtected(Event):
+    """Every node has done its share: what `scheme` promises of the loss of nodes holds for this one."""
+
+    name: str
+    scheme: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtectFailed(Event):
+    """One node could not do its share; the next checkpoint is tried."""
+
+    name: str
+    node: str
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,11 +44,11 @@ def write_together(
         return _lead(team, ballot, save, store, draft, sources, agrees_on)
     try:
         name = ballot.open(save, None).decode()
-        records = _write_mine(store, name, draft, sources)
+        records = write_mine(store, name, draft, sources)
     except BaseException as error:
-        ballot.vote(save, None, _words(error))
+        ballot.vote(save, None, words_of(error))
         raise
-    ballot.vote(save, _report(records, agrees_on), None)
+    ballot.vote(save, report(records, agrees_on), None)
     committed = parse_checkpoint_name(ballot.outcome(save))
     if committed is None:
         raise InternalError(f"the first rank committed {name} under a name that is none")
@@ -81,15 +81,15 @@ def _lead(
         store.begin(name, mine * team.world + _OVERHEAD_BYTES)
         begun = True
         ballot.open(save, name.encode())
-        records = _write_mine(store, name, draft, sources)
-        ballot.vote(save, _report(records, agrees_on), None)
-        everything = _agreeing(ballot.count(save))
+        records = write_mine(store, name, draft, sources)
+        ballot.vote(save, report(records, agrees_on), None)
+        everything = agreeing(ballot.count(save))
         manifest = replace(draft_manifest(store, draft), files=tuple(everything))
         data = manifest.to_bytes()
         store.publish(name, data)
     except BaseException as error:
         with contextlib.suppress(HoldfastError):
-            ballot.announce(save, None, _words(error))
+            ballot.announce(save, None, words_of(error))
         # Best effort: what a slow rank still writes there is swept later.
         if begun:
             with contextlib.suppress(StoreError, InternalError):
@@ -101,19 +101,23 @@ def _lead(
     return Committed(draft.name, manifest, seal_of(data))
 
 
-def _write_mine(
+def write_mine(
     store: Store, name: str, draft: CheckpointDraft, sources: Sequence[ImageSource]
 ) -> list[FileRecord]:
+    """This rank's files, durable, as the manifest will list them."""
     records = [store.write(name, source) for source in sources]
     return [replace(record, role=draft.roles.get(record.name, "")) for record in records]
 
 
-def _report(records: Sequence[FileRecord], agrees_on: Mapping[str, Any]) -> bytes:
+def report(
+    records: Sequence[FileRecord], agrees_on: Mapping[str, Any], says: Mapping[str, Any] | None = None
+) -> bytes:
+    """What a rank votes with. `says` is for rank 0 and need not be equal on all ranks."""
     files = [{**vars(record), "digests": list(record.digests)} for record in records]
-    return json.dumps({"agrees_on": dict(agrees_on), "files": files}).encode()
+    return json.dumps({"agrees_on": dict(agrees_on), "files": files, "says": dict(says or {})}).encode()
 
 
-def _agreeing(reports: Sequence[bytes]) -> list[FileRecord]:
+def agreeing(reports: Sequence[bytes]) -> list[FileRecord]:
     """The files of all ranks, if all of them saved the same step of the same state."""
     said = [json.loads(report) for report in reports]
     first = said[0]["agrees_on"]
@@ -127,5 +131,6 @@ def _agreeing(reports: Sequence[bytes]) -> list[FileRecord]:
     return [parse_file_record(entry) for report in said for entry in report["files"]]
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
+    """What the other ranks are told."""
     return error.message if isinstance(error, HoldfastError) else repr(error)

@@ -14,11 +14,12 @@ from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.halting import end_if_halted
 from holdfast.engine.handle import SaveHandle
+from holdfast.engine.open_tiers import open_tiers
 from holdfast.engine.outputs_block import Output
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
-from holdfast.engine.tiers_of_run import TiersOfRun, tiers_for
+from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together, claim_together
 from holdfast.engine.torch_loop import Loop
 from holdfast.engine.torch_restorer import Resumed
@@ -137,9 +138,11 @@ class Run:
         else:
             claim_together(store, team, limit)
         together = None if team is None else Together(team, self._clock, limit=limit)
-        tiers: TiersOfRun | None = None
+        tiers: Tiers | None = None
         try:
-            tiers = self._open_tiers(store, together)
+            tiers = open_tiers(
+                store, self._given_tiers, self._retention, self._clock, together, limit, os.environ
+            )
             events = read_events(self.path)
             self.policy = build_policy(**self._when, history=FailureHistory.from_events(events))
             session = Session(
@@ -169,17 +172,6 @@ class Run:
             raise
         self._session, self.resumed = session, session.resumed
         return self
-
-    def _open_tiers(self, store: DirectoryStore, together: Together | None) -> TiersOfRun | None:
-        if together is not None:
-            if self._given_tiers is not None:
-                raise SetupError(
-                    "tiers= is for a single process in this version",
-                    hint="leave it out: every rank saves into the run's folder",
-                )
-            return None
-        tiers = tiers_for(store.where, self._given_tiers, os.environ)
-        return TiersOfRun(store, tiers, self._retention, self._clock) if tiers else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

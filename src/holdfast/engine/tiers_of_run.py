@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock
+from holdfast.engine.load_together import Mending
+from holdfast.engine.tier_words import say_fallback
+from holdfast.engine.together import Together
+from holdfast.engine.writers import Alone, Everybody, Writer
 from holdfast.errors import SetupError, StoreError
 from holdfast.events import Emit
 from holdfast.jobs.heartbeat import VARIABLE as HEARTBEAT
@@ -15,7 +20,7 @@ from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.objects import ObjectStore
 from holdfast.tiers.drain import Drain
 from holdfast.tiers.flusher import FlushTier
-from holdfast.tiers.ladder import Fallback, Ladder
+from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.named_tier import NamedTier
 from holdfast.tiers.opening import open_tier, readable_tiers
@@ -26,14 +31,42 @@ from holdfast.tiers.words import Tier, parse_tiers
 log = logging.getLogger("holdfast")
 
 
+class Tiers(Protocol):
+    """What a session asks of the tiers of its run, whoever writes into them."""
+
+    @property
+    def first(self) -> Store: ...
+    @property
+    def memory(self) -> MemoryTier | None: ...
+    @property
+    def writer_epoch(self) -> int: ...
+    @property
+    def needed(self) -> frozenset[str]: ...
+    @property
+    def mending(self) -> Mending | None: ...
+
+    def writer(self, together: Together | None) -> Writer: ...
+    def ladder(self) -> Ladder: ...
+    def bytes_read(self, ladder: Ladder) -> dict[str, int]: ...
+    def start_draining(self, emit: Emit, resumed_from: str | None = None) -> None: ...
+    def committed(self, name: str) -> None: ...
+    def close(self, limit: float, *, durable: bool = False) -> None: ...
+
+
 class TiersOfRun:
-    """`home` is the run's own folder, claimed. `first` is where a save must be durable to count."""
+    """`home` is the run's own folder, claimed. `first` is where a save must be durable to count.
+
+    Of several ranks, those that do not lead only read: rank 0 copies outward."""
+
+    mending = None
 
     def __init__(
-        self, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock
-    ) -> None:
+        self, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
+        *, leads: bool = True,
+    ) -> None:  # fmt: skip
         _refuse_what_one_process_cannot(tiers)
         self.home = home
+        self._leads = leads
         self.memory: MemoryTier | None = None
         self._clock = clock
         self._retention = retention
@@ -41,7 +74,8 @@ class TiersOfRun:
         self._outer: list[tuple[Tier, Store]] = []
         self._drain: Drain | None = None
         self._ladder: Ladder | None = None
-        remember_tiers(home.where, tiers)
+        if leads:
+            remember_tiers(home.where, tiers)
         try:
             self.first: Store = self._open(tiers)
         except BaseException:
@@ -57,7 +91,7 @@ class TiersOfRun:
                 self.memory.claim()
                 continue
             store: Store = home if tier.kind == "home" else open_tier(tier, home.where, uuid)
-            if isinstance(store, (DirectoryStore, ObjectStore)) and store is not home:
+            if self._leads and isinstance(store, (DirectoryStore, ObjectStore)) and store is not home:
                 store.claim(at_least=home.writer_epoch)
                 self._claimed.append(store)
             if first is None and tier.flush_every is None:
@@ -86,12 +120,17 @@ class TiersOfRun:
             NamedTier(tier.name, mine.get(tier.store.where, tier.store), tier.partial)
             for tier in readable_tiers(self.home.where)
         ]
-        self._ladder = Ladder(tiers, tell=_say)
+        self._ladder = Ladder(tiers, tell=say_fallback)
         return self._ladder
 
-    def start_draining(self, emit: Emit) -> None:
+    def writer(self, together: Together | None) -> Writer:
+        if together is None:
+            return Alone(self.first, self.memory)
+        return Everybody(self.home, together.team, together.ballot)
+
+    def start_draining(self, emit: Emit, resumed_from: str | None = None) -> None:
         """Copies outward begin, those first that an earlier process did not get around to."""
-        if not self._outer:
+        if not self._outer or not self._leads:
             return
         ladder = self.ladder()
         targets = [
@@ -115,6 +154,9 @@ class TiersOfRun:
     def needed(self) -> frozenset[str]:
         """Checkpoints that the first tier must keep until they have been copied outward."""
         return self._drain.needed if self._drain is not None else frozenset()
+
+    def bytes_read(self, ladder: Ladder) -> dict[str, int]:
+        return dict(ladder.bytes_by_tier)
 
     def nearest(self, ladder: Ladder) -> str:
         """The tier that most of what was restored came from."""
@@ -146,13 +188,6 @@ def _refuse_what_one_process_cannot(tiers: Sequence[Tier]) -> None:
                 f"{tier.protect!r} needs the memory or disks of several nodes, and this is one process",
                 hint="leave it out here, or start the training on several nodes",
             )
-
-
-def _say(fallback: Fallback) -> None:
-    what = (
-        f"{fallback.file} of {fallback.checkpoint}" if fallback.file else fallback.checkpoint or "a listing"
-    )
-    log.warning("holdfast: %s in %s cannot be used: %s", what, fallback.tier, fallback.why)
 
 
 def tiers_for(run: str, given: Sequence[str | Tier] | None, environ: Mapping[str, str]) -> tuple[Tier, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.clock import Clock
@@ -65,19 +66,27 @@ class Together:
         self.team.close()
 
 
-def claim_together(store: DirectoryStore, team: Team, limit: float) -> None:
-    """Rank 0 becomes the writer of the run's folder, the others write for it."""
+def told_by_leader(team: Team, what: str, limit: float, work: Callable[[], Any]) -> Any:
+    """Rank 0 does the work; everybody gets its answer, which JSON can hold, or an error."""
     said: dict[str, Any] = {}
     failure: HoldfastError | None = None
     if team.leads:
         try:
-            said["epoch"] = store.claim()
+            said["answer"] = work()
         except HoldfastError as error:
             failure, said["error"] = error, error.message
-    said = json.loads(team.share("writer", json.dumps(said).encode(), limit))
+    said = json.loads(team.share(what, json.dumps(said).encode(), limit))
     if failure is not None:
         raise failure
     if "error" in said:
         raise SetupError(f"rank 0 cannot open the run: {said['error']}")
+    return said["answer"]
+
+
+def claim_together(
+    store: DirectoryStore, team: Team, limit: float, *, what: str = "writer", at_least: int = 1
+) -> None:
+    """Rank 0 becomes the writer of a folder that all ranks share, the others write for it."""
+    epoch = told_by_leader(team, what, limit, lambda: store.claim(at_least=at_least))
     if not team.leads:
-        store.join(said["epoch"])
+        store.join(epoch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from holdfast.capture.torch_rng import begin_own_streams
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.read import Loaded, newest_loadable, read_files, require_manifest
 from holdfast.clock import Clock
-from holdfast.engine.load_together import load_together
+from holdfast.engine.load_together import Mending, load_together
 from holdfast.engine.torch_sharded_load import Sharded, load_sharded
 from holdfast.errors import CorruptCheckpoint, RestoreError
 from holdfast.ranks.team import Team
@@ -26,7 +26,8 @@ log = logging.getLogger("holdfast")
 
 @dataclass(frozen=True)
 class Resumed:
-    """What was restored. `rejected` names newer checkpoints that were damaged, and why."""
+    """What was restored. `rejected` names newer checkpoints that were damaged, and why; `tier` is where most
+    of it came from, `bytes_by_tier` what all ranks together read from each."""
 
     step: int
     epoch: int
@@ -36,6 +37,7 @@ class Resumed:
     tier: str
     steps_lost: int | None = None
     rejected: tuple[str, ...] = field(default=())
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 def huge_pages(size: int) -> memoryview:
@@ -91,6 +93,7 @@ def restore_newest(
     on_reject: Callable[[Found, str], None] | None = None,
     team: Team | None = None,
     limit: float = 600.0,
+    mending: Mending | None = None,
 ) -> tuple[Resumed, Found] | None:
     """Restore in place. None where the store holds no checkpoint at all.
 
@@ -110,7 +113,9 @@ def restore_newest(
 
     chosen = choose_step(store, step)
     if team is not None:
-        loaded = load_together(store, team, limit, lambda f: _prepared(store, f, tracked, team), reject)
+        loaded = load_together(
+            store, team, limit, lambda f: _prepared(store, f, tracked, team), reject, mending
+        )
     elif chosen is not None:
         loaded = load(chosen)
     else:

@@ -10,7 +10,7 @@ from holdfast.checkpoints.find import Found
 from holdfast.clock import Clock
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
-from holdfast.engine.tiers_of_run import TiersOfRun
+from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_setting import setting_key
@@ -31,7 +31,7 @@ def resume(
     clock: Clock,
     emit: Emit,
     together: Together | None,
-    tiers: TiersOfRun | None,
+    tiers: Tiers | None,
 ) -> tuple[Resumed, Parent | None] | None:
     """What was restored, and what the next checkpoint continues. None where there is nothing to restore."""
 
@@ -46,14 +46,20 @@ def resume(
         on_reject=reject,
         team=together.team if together else None,
         limit=settings.wait_limit_seconds,
+        mending=tiers.mending if tiers else None,
     )
     if restored is None:
         return None
     resumed, found = restored
     reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
     lost = None if reached is None else max(reached - resumed.step, 0)
-    tier = tiers.nearest(ladder) if tiers and ladder else resumed.tier
-    resumed = replace(resumed, steps_lost=lost, tier=tier)
+    resumed = replace(resumed, steps_lost=lost)
+    read: dict[str, int] | None = None
+    if tiers and ladder:
+        read = tiers.bytes_read(ladder)
+        # Of two copies that gave equally much, the nearer one's bytes were damaged; nodes have a part each.
+        order = list(read) if tiers.mending else list(reversed(read))
+        resumed = replace(resumed, tier=max(order, key=lambda name: read[name]), bytes_by_tier=read)
     learned = dict(state.policy)
     if learned.get("setting") != setting_key(store.where, tracked, resumed.bytes):
         # Measured on another machine, disk or state: forget the costs, keep the training time.
@@ -70,6 +76,7 @@ def resume(
             seconds=resumed.seconds,
             bytes=resumed.bytes,
             steps_lost=lost,
+            tiers=read,
         )
     )
     return resumed, found.as_parent

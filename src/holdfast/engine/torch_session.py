@@ -27,7 +27,7 @@ from holdfast.engine.settings import Settings
 from holdfast.engine.stop_signals import show_stacks_on_request
 from holdfast.engine.stopping import Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
-from holdfast.engine.tiers_of_run import TiersOfRun
+from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together
 from holdfast.engine.torch_boundary import Boundary
 from holdfast.engine.torch_restorer import Resumed
@@ -35,7 +35,7 @@ from holdfast.engine.torch_resume import resume
 from holdfast.engine.torch_saver import Saver, SaveRequest
 from holdfast.engine.torch_setting import setting_key
 from holdfast.engine.torch_snapshots import Snapshots
-from holdfast.engine.writers import Alone, Everybody
+from holdfast.engine.writers import writer_for
 from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.events import (
     Event,
@@ -76,7 +76,7 @@ class Session:
         history: list[Event],
         stopping: Stopping,
         together: Together | None = None,
-        tiers: TiersOfRun | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.state = state
         self.together = together
@@ -114,9 +114,7 @@ class Session:
             needed=lambda: tiers.needed if tiers else frozenset(),
         )  # fmt: skip
         self.meter = CopyMeter(self.snapshots.choice)
-        writer = (
-            Alone(first, memory) if together is None else Everybody(store, together.team, together.ballot)
-        )
+        writer = tiers.writer(together) if tiers else writer_for(store, together)
         self._saver = Saver(
             tiers or store, writer, self.snapshots, describe_environment(), clock, self._emit,
             self._persister, wait_limit=settings.wait_limit_seconds, parent=parent,
@@ -146,7 +144,7 @@ class Session:
             )
         )  # fmt: skip
         if tiers is not None:
-            tiers.start_draining(self._emit)
+            tiers.start_draining(self._emit, self.resumed.name if self.resumed else None)
         self._telemetry.flush()
 
     def _after_commit(self, committed: Committed) -> None:

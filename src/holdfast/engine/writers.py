@@ -9,13 +9,17 @@ from typing import Any, Protocol
 
 from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint, write_copy
+from holdfast.checkpoints.write_on_nodes import NodeSave, write_on_nodes
 from holdfast.checkpoints.write_together import decline, write_together
+from holdfast.engine.node_meeting import Nodes
+from holdfast.engine.together import Together
 from holdfast.errors import StoreError
 from holdfast.format.image import ImageLayout
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
 from holdfast.stores.base import ImageSource, Store
+from holdfast.tiers.node_ranks import with_nodes
 
 log = logging.getLogger("holdfast")
 
@@ -88,19 +92,79 @@ class Everybody:
         shared: str,
         in_memory: Callable[[], None],
     ) -> Committed:
-        team = self._team
-        headers = {file: ImageHeader.of(layout) for file, layout in layouts.items()}
-        record = RankRecord(team.rank, team.world, draft.values, headers).to_bytes()
-        mine = BytesSource(record_name(team.rank), record)
-        # The values are in the record: a thousand ranks' values would make every listing slow.
-        draft = replace(draft, world=team.world, values={}, roles={**draft.roles, mine.name: "rank"})
-        agrees_on: dict[str, Any] = {
-            "step": draft.step,
-            "progress": dict(draft.progress),
-            "tracked objects": sorted(draft.contains),
-            "shared tensors": shared,
-        }
-        return write_together(team, self._ballot, save, self._store, draft, [*sources, mine], agrees_on)
+        draft, files, agrees_on = _as_rank(self._team, draft, sources, layouts, shared)
+        return write_together(self._team, self._ballot, save, self._store, draft, files, agrees_on)
 
     def decline(self, save: str, error: str) -> None:
         decline(self._team, self._ballot, save, error)
+
+
+def writer_for(store: Store, together: Together | None) -> Writer:
+    """Where the run has no tiers but its own folder."""
+    return Alone(store) if together is None else Everybody(store, together.team, together.ballot)
+
+
+class Duties(Protocol):
+    """What the nodes of a run say and hear along with each checkpoint."""
+
+    @property
+    def nodes(self) -> Nodes: ...
+
+    def says(self) -> Mapping[str, Any]: ...
+
+    def decide(self, said: Sequence[Mapping[str, Any]], *, keep: bool) -> Mapping[str, Any]: ...
+
+    def kept(self, told: Mapping[str, Any]) -> None: ...
+
+
+class OnNodes:
+    """Every rank, into the store of its own node."""
+
+    def __init__(self, team: Team, ballot: Ballot, duties: Duties) -> None:
+        self._team = team
+        self._ballot = ballot
+        self._duties = duties
+
+    def write(
+        self,
+        save: str,
+        draft: CheckpointDraft,
+        sources: Sequence[ImageSource],
+        layouts: Mapping[str, ImageLayout],
+        shared: str,
+        in_memory: Callable[[], None],
+    ) -> Committed:
+        duties, nodes, keep = self._duties, self._duties.nodes, draft.keep is not None
+        draft, files, agrees_on = _as_rank(self._team, draft, sources, layouts, shared)
+        draft = replace(draft, environment=with_nodes(draft.environment, nodes.of_rank))
+        mine = NodeSave(
+            nodes.mine, nodes.acts, duties.says(), lambda name, said: duties.decide(said, keep=keep)
+        )
+        committed, told = write_on_nodes(self._team, self._ballot, save, mine, draft, files, agrees_on)
+        duties.kept(told)
+        return committed
+
+    def decline(self, save: str, error: str) -> None:
+        decline(self._team, self._ballot, save, error)
+
+
+def _as_rank(
+    team: Team,
+    draft: CheckpointDraft,
+    sources: Sequence[ImageSource],
+    layouts: Mapping[str, ImageLayout],
+    shared: str,
+) -> tuple[CheckpointDraft, list[ImageSource], dict[str, Any]]:
+    """What one of several ranks writes, and what must be equal on all of them."""
+    headers = {file: ImageHeader.of(layout) for file, layout in layouts.items()}
+    record = RankRecord(team.rank, team.world, draft.values, headers).to_bytes()
+    mine = BytesSource(record_name(team.rank), record)
+    # The values are in the record: a thousand ranks' values would make every listing slow.
+    draft = replace(draft, world=team.world, values={}, roles={**draft.roles, mine.name: "rank"})
+    agrees_on = {
+        "step": draft.step,
+        "progress": dict(draft.progress),
+        "tracked objects": sorted(draft.contains),
+        "shared tensors": shared,
+    }
+    return draft, [*sources, mine], agrees_on

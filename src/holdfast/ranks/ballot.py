@@ -44,8 +44,9 @@ class Ballot:
         self._voted: list[str] = []
         self._to_forget: list[str] = []
 
-    def open(self, save: str, place: bytes | None) -> bytes:
-        """Where to write. Rank 0 gives it, the others wait for it."""
+    def open(self, save: str, place: bytes | None, *, waits: int = 1) -> bytes:
+        """Where to write. Rank 0 gives it, the others wait for it, `waits` times the limit where rank 0 may
+        have to wait for somebody else first."""
         if self.team.leads:
             if place is None:
                 raise InternalError("rank 0 opens a save without a place to write to")
@@ -54,10 +55,14 @@ class Ballot:
             self._to_forget.append(save)
             self._ask(save, lambda store: store.set(f"{save}/place", value))
             return place
-        answer = self._ask(save, lambda store: store.get(f"{save}/place", self._limit))
+        answer = None
+        for _ in range(waits):
+            if answer is None:
+                answer = self._ask(save, lambda store: store.get(f"{save}/place", self._limit))
         if answer is None:
             raise SaveError(
-                f"rank 0 did not begin the save {save} within {self._limit:g} s", hint="its log says why"
+                f"rank 0 did not begin the save {save} within {waits * self._limit:g} s",
+                hint="its log says why",
             )
         if answer[:1] == _NO:
             raise SaveError(f"rank 0 could not begin the save {save}: {answer[1:].decode()}")

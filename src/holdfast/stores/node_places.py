@@ -16,10 +16,10 @@ from holdfast.stores.directory import CKPT, DEAD, RECORDS
 from holdfast.stores.folders import Folders
 from holdfast.stores.identity import make_identity
 from holdfast.stores.io import StoreIO
+from holdfast.stores.node_parts import PART, is_left_behind
 from holdfast.stores.os_errors import store_errors
 
 INCOMING = ".incoming"
-PART = "part-"
 
 
 class NodePlaces:
@@ -87,9 +87,9 @@ class NodePlaces:
                     raise
 
     def sweep_parts(self, place: int, being_written: set[str]) -> None:
-        """What a killed process was writing. One that lives would lose its part and say so; no more."""
+        """What a killed process was writing."""
         for name in self._io.list_names(place):
-            if name.startswith(PART) and name not in being_written:
+            if is_left_behind(name, being_written):
                 with contextlib.suppress(FileNotFoundError):
                     self._io.unlink(place, name)
 

@@ -22,7 +22,8 @@ from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.directory import CKPT, DEAD, MANIFEST, SECOND, DirectoryStore
 from holdfast.stores.durable_write import write_image, write_small
 from holdfast.stores.io import StoreIO
-from holdfast.stores.node_places import INCOMING, PART, NodePlaces, checked, is_held_name
+from holdfast.stores.node_parts import new_part
+from holdfast.stores.node_places import INCOMING, NodePlaces, checked, is_held_name
 from holdfast.stores.posix import PosixIO
 from holdfast.stores.stored_file import DirectoryFile
 from holdfast.units import format_bytes
@@ -33,7 +34,8 @@ NODE_DISK = StoreProperties(
 
 
 class NodeStore:
-    """Satisfies Store and NodeSide. One process per node writes here; any number may read.
+    """Satisfies Store and NodeSide. The processes of one node write here, each its own files, and one of them
+    settles; any number may read.
 
     >>> node = NodeStore("/local/nvme/run")
     >>> node.put(name, source, expect=record)        # into a committed place, or into one that is to be
@@ -113,7 +115,7 @@ class NodeStore:
         with self._places.inside(name, f"write {source.name} of {name}") as place:
             self._require_room(place, source.size, name)
             self._places.sweep_parts(place, self._being_written)
-            part = PART + os.urandom(8).hex()
+            part = new_part()
             self._being_written.add(part)
             try:
                 record = self._write_part(place, part, source, expect)
@@ -143,7 +145,7 @@ class NodeStore:
             raise FileNotFoundError(errno.ENOENT, "the checkpoint was retired meanwhile", file)
         if replace and self._io.kind(place, file) is not None:
             # Never over it: for a moment the damaged file is missing, which is what damaged means anyway.
-            aside = PART + os.urandom(8).hex()
+            aside = new_part()
             self._io.rename(place, file, aside)
             self._io.rename(place, part, file)
             self._io.unlink(place, aside)
@@ -176,7 +178,12 @@ class NodeStore:
                     write_small(self._io, place, record, manifest)
                 self._places.sweep_parts(place, self._being_written)
                 self._io.fsync_directory(place)
-            self._io.rename(ckpt, name + INCOMING, name)
+            try:
+                self._io.rename(ckpt, name + INCOMING, name)
+            except (FileNotFoundError, FileExistsError):
+                # Another process of this node may have been faster; what counts is that it is the same.
+                if self.manifest(name) != manifest:
+                    raise
             self._io.fsync_directory(ckpt)
 
     # ---- as a Store
@@ -229,7 +236,7 @@ class NodeStore:
         """Both copies are damaged. Only the second is written anew: it is read where the first is no good.
         To replace the first would mean a moment in which nothing is committed here."""
         with self._places.inside(name, f"mend the manifest of {name}") as place:
-            part = PART + os.urandom(8).hex()
+            part = new_part()
             write_small(self._io, place, part, manifest)
             if self._io.kind(place, SECOND) is not None:
                 self._io.unlink(place, SECOND)

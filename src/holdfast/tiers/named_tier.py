@@ -19,7 +19,8 @@ class NamedTier:
     @property
     def must_answer(self) -> bool:
         """Whether not knowing what is here means not knowing which checkpoint is the newest."""
-        return self.store.properties.survives_job
+        # What lies on a node may be gone with it, and asking one that is gone would not answer this either.
+        return not self.partial and self.store.properties.survives_job
 
 
 @dataclass(frozen=True)

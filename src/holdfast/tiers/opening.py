@@ -14,6 +14,7 @@ from holdfast.stores.node_store import NodeStore
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import memory_folders
 from holdfast.tiers.named_tier import NamedTier
+from holdfast.tiers.node_places import nodes_here, open_node_store
 from holdfast.tiers.tier_list import recall_tiers
 from holdfast.tiers.words import HOME, MEMORY, Tier
 
@@ -71,20 +72,39 @@ def readable_tiers(
     home = os.path.abspath(os.fspath(run))
     uuid = DirectoryStore(home).uuid
     listed = recall_tiers(home)
-    near, far = memory_tiers(uuid, root=shm), list[NamedTier]()
+    near = memory_tiers(uuid, root=shm)
     for tier in (*listed.now, *listed.former):
-        if tier.kind == "memory":
-            continue
-        try:
-            store = open_tier(tier, home, uuid)
-        except StoreError:
-            if tier in listed.now:
-                raise
-            continue
-        (near if tier.is_node_local else far).append(
-            NamedTier(tier.location, store, partial=tier.is_node_local)
-        )
+        if tier.is_node_local:
+            near += _on_this_node(tier, home, uuid, is_former=tier in listed.former)
+    return [*near, *more, *lasting_tiers(home, uuid)]
+
+
+def lasting_tiers(home: str, uuid: str) -> list[NamedTier]:
+    """Those that are not local to a node."""
+    listed, far = recall_tiers(home), list[NamedTier]()
+    for tier in (*listed.now, *listed.former):
+        if not tier.is_node_local:
+            try:
+                far.append(NamedTier(tier.location, open_tier(tier, home, uuid)))
+            except StoreError:
+                if tier in listed.now:
+                    raise
     if all(tier.store.where != home for tier in far):
         # Its own folder is where a run without other tiers has everything.
         far.append(NamedTier(HOME, DirectoryStore(home)))
-    return [*near, *more, *far]
+    return far
+
+
+def _on_this_node(tier: Tier, home: str, uuid: str, *, is_former: bool) -> list[NamedTier]:
+    """What a single process keeps in its node's folder, and what each node of several ranks does."""
+    found = []
+    try:
+        if tier.kind != "memory":
+            found.append(NamedTier(tier.location, open_tier(tier, home, uuid), partial=True))
+        for node in nodes_here(tier, uuid):
+            store = open_node_store(tier, uuid, node)
+            found.append(NamedTier(f"{tier.location} of {node}", store, partial=True))
+    except StoreError:
+        if not is_former:
+            raise
+    return found

@@ -1,0 +1,136 @@
+"""The nodes of a run find each other: what each is called, where it keeps its files, how others read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import HoldfastError, SetupError
+from holdfast.ranks.team import Team
+from holdfast.stores.node_store import NodeStore
+from holdfast.stores.owner import this_process
+from holdfast.stores.remote import RemoteStore
+from holdfast.stores.serve import NodeServer
+from holdfast.tiers.node_places import logical_node, node_folder, nodes_here, open_node_store, serving_address
+from holdfast.tiers.words import Tier
+
+_MINE = "local"
+# Enough to keep a wire busy; more would only be more threads at the other end.
+_CONNECTIONS = 2
+_MOST_CONNECTIONS = 4096
+
+
+@dataclass
+class Nodes:
+    """The nodes as one rank sees them. `names` in the order of their first ranks, `stores` nearest first."""
+
+    me: str
+    names: tuple[str, ...]
+    of_rank: tuple[str, ...]
+    # Whether this rank acts for its node: settles, protects, copies, removes.
+    acts: bool
+    mine: NodeStore
+    stores: dict[str, NodeStore | RemoteStore]
+    # Left on this machine by nodes that the run no longer has; read, and emptied in time.
+    left: list[NodeStore]
+    server: NodeServer | None
+
+    def close(self) -> None:
+        for store in self.stores.values():
+            if isinstance(store, RemoteStore):
+                store.close()
+        if self.server is not None:
+            self.server.close()
+
+
+def meet(team: Team, tier: Tier, uuid: str, limit: float, environ: Mapping[str, str]) -> Nodes:
+    """Every rank calls it. Raises on all of them if one node cannot take part."""
+    order = list(dict.fromkeys(team.nodes))
+    acts = team.nodes.index(team.node) == team.rank
+    token = bytes.fromhex(team.share("token of the nodes", secrets.token_hex(32).encode(), limit).decode())
+    said: dict[str, Any] = {}
+    server: NodeServer | None = None
+    try:
+        me = logical_node(environ, order.index(team.node))
+        mine = open_node_store(tier, uuid, me)
+        said = {"node": me, "place": _place(tier, uuid, me)}
+        if acts:
+            # All that lies here, also under names that the run no longer uses.
+            here = {_left(name): open_node_store(tier, uuid, name) for name in nodes_here(tier, uuid)}
+            room = min(64 + _CONNECTIONS * team.world, _MOST_CONNECTIONS)
+            server = NodeServer({_MINE: mine, **here}, token, host=serving_address(environ), connections=room)
+            said.update(address=server.address, here=[name.partition("/")[2] for name in here])
+    except HoldfastError as error:
+        said["error"] = str(error)
+    try:
+        heard = [json.loads(raw) for raw in team.gather("nodes", json.dumps(said).encode(), limit)]
+        _refuse(heard)
+        return _nodes(team, tier, uuid, heard, token, server, mine)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+
+
+def _nodes(
+    team: Team, tier: Tier, uuid: str, heard: list[dict[str, Any]], token: bytes,
+    server: NodeServer | None, mine: NodeStore,
+) -> Nodes:  # fmt: skip
+    of_rank = tuple(str(one["node"]) for one in heard)
+    names = tuple(dict.fromkeys(of_rank))
+    me = of_rank[team.rank]
+    stores: dict[str, NodeStore | RemoteStore] = {me: mine}
+    left: list[NodeStore] = []
+    for one in (heard[team.rank], *heard):
+        if "address" not in one:
+            continue
+        node, address = str(one["node"]), (str(one["address"][0]), int(one["address"][1]))
+        if node not in stores:
+            stores[node] = RemoteStore(address, token, _MINE, connections=_CONNECTIONS)
+        # Nodes that share a machine see each other's folders; those are not left over.
+        used = {str(other["node"]) for other in heard if other["place"] == one["place"]}
+        for name in sorted(set(one["here"]) - used):
+            key = f"{name} on {node}"
+            if key in stores:
+                continue
+            if node == me:
+                stores[key] = near = open_node_store(tier, uuid, name)
+                left.append(near)
+            else:
+                stores[key] = RemoteStore(address, token, _left(name), connections=_CONNECTIONS)
+    return Nodes(me, names, of_rank, server is not None, mine, stores, left, server)
+
+
+def _refuse(heard: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(heard):
+        if "error" in one:
+            raise SetupError(f"the node of rank {rank} cannot keep checkpoints: {one['error']}")
+    places: dict[str, str] = {}
+    for rank, one in enumerate(heard):
+        if places.setdefault(one["node"], one["place"]) != one["place"]:
+            raise SetupError(
+                f"rank {rank} is on a node called {one['node']}, and so are ranks on another machine",
+                hint="give each node a HOLDFAST_NODE of its own, or none",
+            )
+
+
+def _place(tier: Tier, uuid: str, me: str) -> str:
+    """Equal for those that see the same folder, and only for them."""
+    folder = os.path.dirname(node_folder(tier, uuid, me))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        state = os.stat(folder)
+    except OSError as error:
+        raise SetupError(
+            f"cannot keep checkpoints in {folder}: {error.strerror}",
+            hint="is the tier's path right on each node?",
+        ) from error
+    return f"{this_process('').boot_id} {state.st_dev} {state.st_ino}"
+
+
+def _left(name: str) -> str:
+    return f"left/{name}"

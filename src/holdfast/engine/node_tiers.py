@@ -1,0 +1,214 @@
+"""The tiers of a run of several ranks whose nodes keep their own checkpoints.
+
+A save is durable on all nodes when it counts. Behind it the nodes protect each other, some checkpoints go
+outward, and older ones go. Restoring reads this node's files first, then those of other nodes, then the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.checkpoints.retain import Retention, parse_keep
+from holdfast.clock import Clock
+from holdfast.engine.node_copies import NodeCopies
+from holdfast.engine.node_meeting import meet
+from holdfast.engine.node_mending import NodeMending
+from holdfast.engine.node_protection import Protection, scheme_for
+from holdfast.engine.node_retention import tidy
+from holdfast.engine.node_rhythm import NodeRhythm
+from holdfast.engine.tier_words import say_fallback
+from holdfast.engine.together import Together, told_by_leader
+from holdfast.engine.writers import OnNodes, Writer
+from holdfast.errors import HoldfastError
+from holdfast.events import Emit
+from holdfast.stores.base import Store
+from holdfast.stores.directory import DirectoryStore
+from holdfast.tiers.ladder import Ladder
+from holdfast.tiers.named_tier import NamedTier
+from holdfast.tiers.opening import lasting_tiers
+from holdfast.tiers.tier_list import recall_tiers, remember_tiers
+from holdfast.tiers.words import Tier
+
+log = logging.getLogger("holdfast")
+_CLOSE_SECONDS = 10.0
+
+
+class NodeTiers:
+    """`tiers` begin with the one that is local to each node; `home` is claimed, or joined, on every rank."""
+
+    memory = None
+
+    def __init__(
+        self, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
+        together: Together, limit: float, environ: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self._together, self._team, self._limit = together, together.team, limit
+        self._home, self._tier, self._clock = home, tiers[0], clock
+        team = self._team
+        is_restart = told_by_leader(team, "tiers", limit, lambda: self._remember(tiers))
+        self.nodes = meet(team, self._tier, home.uuid, limit, environ)
+        try:
+            scheme = scheme_for(self._tier, len(self.nodes.names), is_restart=is_restart)
+            self._copies = NodeCopies(self.nodes, home, tiers[1:], retention, clock, team, limit)
+        except BaseException:
+            self.nodes.close()
+            raise
+        self.first: Store = self.nodes.mine
+        self._protection = Protection(self.nodes, self._tier, scheme)
+        self._rhythm = NodeRhythm(scheme, clock)
+        self.mending = NodeMending(self.nodes, team, limit)
+        self._keep = parse_keep(self._tier.keep if self._tier.keep is not None else 2).latest
+        # What every node has committed since this process began, and what everybody restored.
+        self._known: set[str] = set()
+        self._told: Mapping[str, Any] = {}
+
+    def _remember(self, tiers: Sequence[Tier]) -> bool:
+        had = bool(recall_tiers(self._home.where).now)
+        remember_tiers(self._home.where, tiers)
+        return had
+
+    @property
+    def writer_epoch(self) -> int:
+        return max(self._home.writer_epoch, self._copies.writer_epoch)
+
+    def writer(self, together: Together | None) -> Writer:
+        return OnNodes(self._team, self._together.ballot, self)
+
+    # ---- restoring
+
+    def ladder(self) -> Ladder:
+        """This node, the others, and whatever lasts, in this order."""
+        location, tiers = self._tier.location, list[NamedTier]()
+        for node, store in self.nodes.stores.items():
+            is_mine = node == self.nodes.me
+            tiers.append(NamedTier(location if is_mine else f"{location} of {node}", store, partial=True))
+        mine = {store.where: store for store in (self._home, *self._copies.stores.values())}
+        for far in lasting_tiers(self._home.where, self._home.uuid):
+            tiers.append(NamedTier(far.name, mine.get(far.store.where, far.store)))
+        return Ladder(tiers, tell=say_fallback)
+
+    def bytes_read(self, ladder: Ladder) -> dict[str, int]:
+        """What all ranks together have read from each kind of tier. Every rank asks."""
+        mine = json.dumps(dict(ladder.bytes_by_tier)).encode()
+        total: dict[str, int] = {}
+        for raw in self._team.gather("read", mine, self._limit):
+            for name, count in json.loads(raw).items():
+                kind = self._kind_of(name)
+                total[kind] = total.get(kind, 0) + count
+        return total
+
+    def _kind_of(self, name: str) -> str:
+        location = self._tier.location
+        return f"{location} of other nodes" if name.startswith(f"{location} of ") else name
+
+    # ---- saving: what each rank says, what rank 0 decides, what follows
+
+    def says(self) -> dict[str, Any]:
+        return {"node": self.nodes.me, **self._protection.says()} if self.nodes.acts else {}
+
+    def decide(self, said: Sequence[Mapping[str, Any]], *, keep: bool) -> dict[str, Any]:
+        self._rhythm.hear(said)
+        return {
+            "protect": self._rhythm.wants_next,
+            "spare": self._rhythm.spare,
+            "copies": self._copies.due(keep=keep),
+        }
+
+    def kept(self, told: Mapping[str, Any]) -> None:
+        """The checkpoint that `committed` is about to hear of, as rank 0 decided."""
+        self._told = told
+
+    def start_draining(self, emit: Emit, resumed_from: str | None = None) -> None:
+        """Copies outward begin, and what was restored is protected anew: a node may have been replaced."""
+        self._rhythm.emit = emit
+        self._copies.start(self._near(), emit, lambda: self.needed)
+        if resumed_from is None:
+            return
+        name = resumed_from
+        told = told_by_leader(self._team, "after the restart", self._limit, lambda: self._take_up(name))
+        if told["here"]:
+            self._follow(name, told)
+
+    def _near(self) -> Ladder:
+        stores = self.nodes.stores.items()
+        return Ladder([NamedTier(node, store, partial=True) for node, store in stores], tell=say_fallback)
+
+    def _take_up(self, name: str) -> dict[str, Any]:
+        here = name in self._near().names()
+        return {
+            "here": here,
+            "protect": here and self._rhythm.wants_next,
+            "spare": [],
+            "copies": self._copies.lacking(name) if here else [],
+        }
+
+    def committed(self, name: str) -> None:
+        told, self._told = self._told, {}
+        self._follow(name, told)
+        if self.nodes.acts:
+            spare = {*self.needed, *told.get("spare", ()), name}
+            tidy([self.nodes.mine, *self.nodes.left], self._known, self._keep, spare)
+
+    def _follow(self, name: str, told: Mapping[str, Any]) -> None:
+        self._known.add(name)
+        if told.get("protect"):
+            self._rhythm.pending = name
+            if self.nodes.acts:
+                self._protection.submit(name)
+        self._copies.committed(name, told.get("copies", ()))
+
+    @property
+    def needed(self) -> frozenset[str]:
+        return self._copies.needed
+
+    # ---- the end
+
+    def close(self, limit: float, *, durable: bool = False) -> None:
+        """`durable`: the last state is committed on all nodes; within `limit` it goes outward, too."""
+        outward = False
+        try:
+            if durable and limit > 0:
+                outward = self._bring_outward(limit)
+        except HoldfastError as error:
+            log.warning("holdfast: the nodes did not end together: %s", error)
+        finally:
+            self._copies.stop(0.0)
+            self._protection.close(_CLOSE_SECONDS)
+            self._copies.close()
+            self.nodes.close()
+        if outward and self._tier.kind == "memory" and self.nodes.acts:
+            # Nobody needs it any more, and somebody needs the memory.
+            for store in (self.nodes.mine, *self.nodes.left):
+                shutil.rmtree(store.where, ignore_errors=True)
+
+    def _bring_outward(self, limit: float) -> bool:
+        """The newest checkpoint to every tier, or where there is none, protected. Whether it is there."""
+        team, end = self._team, self._clock.monotonic() + limit
+        newest = max(self._known, default=None)
+        told = told_by_leader(team, "last", limit, lambda: self._last(newest))
+        if newest is None:
+            return False
+        self._copies.committed(newest, told["copies"])
+        behind = self._copies.stop(limit)
+        for tier in behind:
+            log.warning("holdfast: the newest checkpoint did not reach %s in time", tier)
+        if told["protect"] and self.nodes.acts:
+            self._protection.submit(newest)
+        if not self._copies and self.nodes.acts:
+            self._protection.wait(max(end - self._clock.monotonic(), 0.0))
+        # Nobody stops serving while another one still reads.
+        said = json.dumps({**self.says(), "behind": behind}).encode()
+        heard = [json.loads(raw) for raw in team.gather("last", said, limit)]
+        if team.leads:
+            self._rhythm.hear(heard)
+        return bool(self._copies) and not any(one["behind"] for one in heard)
+
+    def _last(self, newest: str | None) -> dict[str, Any]:
+        if newest is None:
+            return {"copies": [], "protect": False}
+        is_safe = newest in (self._rhythm.safe, self._rhythm.pending)
+        return {"copies": self._copies.lacking(newest), "protect": not self._copies and not is_safe}
