@@ -21,6 +21,8 @@ from holdfast.events import AttemptEnded, Event, RunStarted, SaveCommitted, Save
 from holdfast.format.manifest import utc_text
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
+from holdfast.tiers.tier_list import remember_tiers
+from holdfast.tiers.words import Tier
 
 ROOT_ON_DISK = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
 NOW = time.time()
@@ -56,6 +58,7 @@ def run(tmp_path: Path) -> Path:
     journal(folder, RunStarted(time=NOW - 110, step=0, host="a", pid=1, writer_epoch=1))
     commit(folder, 10)
     commit(folder, 20)
+    remember_tiers(folder, [Tier("run"), Tier("s3://bucket/run", flush_every=10)])
     return folder
 
 
@@ -145,6 +148,8 @@ def _leave_unfinished(run: Path) -> None:
         (lambda run: commit(run, 30, created=NOW + 3600), "clock"),
         (lambda run: commit(run, 30, versions={"numpy": "0.9.1"}), "version-drift"),
         (_leave_unfinished, "leftovers"),
+        (lambda run: (run / "tiers.json").unlink(), "single-location"),
+        (lambda run: remember_tiers(run, [Tier("run"), Tier(str(run.parent / "b"))]), "single-location"),
     ],
 )
 def test_a_problem_of_the_run_is_found(
@@ -199,6 +204,12 @@ def test_a_time_limit_that_nobody_can_see_is_found(run: Path, tmp_path: Path) ->
     assert names(facts) == ["time-limit"]
 
 
+def test_one_shared_file_system_is_place_enough(run: Path, tmp_path: Path) -> None:
+    (run / "tiers.json").unlink()
+    mounts = f"30 22 0:5 / {run.parent} rw - lustre mgs:/x rw,flock\n"
+    assert names(look(run, tmp_path, mounts=mounts)) == []
+
+
 def test_an_unread_checkpoint_is_said(run: Path, tmp_path: Path) -> None:
     assert names(look(run, tmp_path, deep=False)) == ["unverified"]
 
@@ -232,8 +243,11 @@ def test_an_escaped_mount_point_is_read() -> None:
     assert [mount.point for mount in mounts] == ["/data/my runs"]
 
 
-def test_there_are_at_least_twelve_checks() -> None:
-    assert len(RUN_CHECKS) >= 12
+def test_there_are_at_least_twelve_checks_and_each_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    checks = [check.__name__.replace("_", "-") for check in RUN_CHECKS]
+    assert len(checks) >= 12
+    assert [check for check in checks if f"`{check}`" not in page] == []
 
 
 # ---- the command

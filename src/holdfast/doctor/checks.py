@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from holdfast.doctor.facts import Facts
-from holdfast.doctor.finding import Finding
+from holdfast.doctor.finding import Finding, Said, problem, warning
 from holdfast.events import AttemptEnded, Progress, RunStarted, SaveCommitted, SaveFailed, SnapshotTaken
 from holdfast.units import format_bytes, format_seconds
 
@@ -21,42 +21,39 @@ DEAR_SHARE = 0.10
 CLOCK_SECONDS = 300.0
 # DataLoader workers and the memory tier live in /dev/shm; containers often give it 64 MB.
 SMALL_SHARED_MEMORY = GIB // 2
-Check = Callable[[Facts], Iterator[Finding]]
+Check = Callable[[Facts], Iterator[Said]]
 
 
-def location_in_memory(facts: Facts) -> Iterator[Finding]:
+def location_in_memory(facts: Facts) -> Iterator[Said]:
     if facts.mount is not None and facts.mount.is_in_memory:
-        yield Finding(
-            "location-in-memory", "problem",
+        yield problem(
             f"{facts.folder} is in memory ({facts.mount.kind}): a reboot takes every checkpoint with it",
             "use a folder on a disk; holdfast uses memory as a first tier by itself",
-        )  # fmt: skip
+        )
 
 
-def location_in_home(facts: Facts) -> Iterator[Finding]:
+def location_in_home(facts: Facts) -> Iterator[Said]:
     at_home = facts.folder.absolute().is_relative_to(facts.home)
     shared = facts.mount is not None and facts.mount.is_shared
     if at_home and (facts.scratch or shared) and str(facts.home) != "/":
         where = facts.scratch or "your site's scratch or project file system"
-        yield Finding(
-            "location-in-home", "warning",
+        yield warning(
             f"{facts.folder} is in the home folder, which on clusters is small, slow and has a quota",
             f"put runs below {where}",
-        )  # fmt: skip
+        )
 
 
-def location_on_node(facts: Facts) -> Iterator[Finding]:
+def location_on_node(facts: Facts) -> Iterator[Said]:
     mount = facts.mount
     if facts.job is not None and mount is not None and not mount.is_shared and not mount.is_in_memory:
-        yield Finding(
-            "location-on-node", "problem",
+        yield problem(
             f"{facts.folder} is on a disk of this node ({mount.kind}): a job that is requeued to another "
             "node starts from nothing",
             "use a shared file system for the run's folder, and the local disk as a tier before it",
-        )  # fmt: skip
+        )
 
 
-def nfs_options(facts: Facts) -> Iterator[Finding]:
+def nfs_options(facts: Facts) -> Iterator[Said]:
     mount = facts.mount
     if mount is None or not mount.kind.startswith("nfs"):
         return
@@ -69,102 +66,111 @@ def nfs_options(facts: Facts) -> Iterator[Finding]:
         "nocto": "may show an old listing after a restart on another node",
     }
     for option in sorted(mount.options & set(dangers)):
-        yield Finding(
-            "nfs-options", "problem",
+        yield problem(
             f"{mount.point} is mounted with {option}, which {dangers[option]}",
             f"ask for a mount without {option}, or use another file system",
-        )  # fmt: skip
+        )
 
 
-def permissions(facts: Facts) -> Iterator[Finding]:
+def permissions(facts: Facts) -> Iterator[Said]:
     if not facts.writable:
-        yield Finding(
-            "permissions", "problem", f"{facts.folder} cannot be written to by this user",
+        yield problem(
+            f"{facts.folder} cannot be written to by this user",
             "chown or chmod it, or choose another folder",
-        )  # fmt: skip
+        )
     if facts.others_may_write:
-        yield Finding(
-            "permissions", "warning", f"everybody may write into {facts.folder}, and delete its checkpoints",
+        yield warning(
+            f"everybody may write into {facts.folder}, and delete its checkpoints",
             f"chmod o-w {facts.folder}",
-        )  # fmt: skip
+        )
 
 
-def free_space(facts: Facts) -> Iterator[Finding]:
+def free_space(facts: Facts) -> Iterator[Said]:
     need = max(ROOM_FOR * facts.newest_bytes, 64 << 20)
     if facts.free_bytes < need:
-        yield Finding(
-            "free-space", "problem",
+        yield problem(
             f"{format_bytes(facts.free_bytes)} are free where {facts.folder} lies, and two more checkpoints "
             f"take {format_bytes(need)}",
             "free space, or keep fewer checkpoints (holdfast prune)",
-        )  # fmt: skip
+        )
     if facts.free_files is not None and facts.free_files < 1000:
-        yield Finding(
-            "free-space", "problem", f"only {facts.free_files} more files fit where {facts.folder} lies",
+        yield problem(
+            f"only {facts.free_files} more files fit where {facts.folder} lies",
             "delete small files there, or use another file system",
-        )  # fmt: skip
+        )
 
 
-def shared_memory(facts: Facts) -> Iterator[Finding]:
+def shared_memory(facts: Facts) -> Iterator[Said]:
     size = facts.shared_memory_bytes
     need = max(SMALL_SHARED_MEMORY, round(1.2 * facts.newest_bytes))
     if size is not None and size < need:
-        yield Finding(
-            "shared-memory", "warning",
+        yield warning(
             f"/dev/shm has {format_bytes(size)}: too small for the memory tier ({format_bytes(need)}), and "
             "data loader workers may die in it",
             "start the container with --shm-size=8g or --ipc=host",
-        )  # fmt: skip
+        )
 
 
-def readable(facts: Facts) -> Iterator[Finding]:
+def readable(facts: Facts) -> Iterator[Said]:
     if facts.problem is not None:
-        yield Finding("readable", "problem", f"the run cannot be read: {facts.problem}", "check the folder")
+        yield problem(f"the run cannot be read: {facts.problem}", "check the folder")
+
+
+def damaged(facts: Facts) -> Iterator[Said]:
     for verdict in facts.verdicts:
         if not verdict.is_whole:
-            yield Finding(
-                "damaged", "problem",
+            yield problem(
                 f"checkpoint {verdict.name} is damaged: {verdict.problems[0]}",
                 "an older one is used instead; copy it back from another tier, and check the disk",
-            )  # fmt: skip
+            )
 
 
-def unverified(facts: Facts) -> Iterator[Finding]:
+def single_location(facts: Facts) -> Iterator[Said]:
+    mount = facts.mount
+    on_one_disk = mount is not None and not mount.is_shared and not mount.is_in_memory
+    # Inside a job there is worse to say about it.
+    if facts.checkpoints and on_one_disk and not facts.elsewhere and facts.job is None:
+        yield warning(
+            f"every checkpoint of {facts.folder} is on one disk of this machine, and goes with it",
+            'add a second place: tiers=["run", "/shared/run"] or "s3://bucket/run every 10"',
+        )
+
+
+def unverified(facts: Facts) -> Iterator[Said]:
     if facts.verdicts and not facts.verdicts[0].is_deep and facts.verdicts[0].is_whole:
-        yield Finding(
-            "unverified", "warning", "the bytes of the newest checkpoint were not read back, only its size",
+        yield warning(
+            "the bytes of the newest checkpoint were not read back, only its size",
             f"holdfast verify --deep {facts.folder}",
-        )  # fmt: skip
+        )
 
 
-def keep_count(facts: Facts) -> Iterator[Finding]:
+def keep_count(facts: Facts) -> Iterator[Said]:
     saves = sum(isinstance(event, SaveCommitted) for event in facts.events)
     whole = sum(verdict.is_whole for verdict in facts.verdicts)
     if saves >= 2 and whole < 2:
-        yield Finding(
-            "keep-count", "problem",
+        yield problem(
             f"{saves} checkpoints were saved and {whole} whole one{'s are' if whole != 1 else ' is'} left: "
             "if it proves damaged, the run is lost",
             "keep at least two; was something else deleting files there?",
-        )  # fmt: skip
+        )
 
 
-def frequency(facts: Facts) -> Iterator[Finding]:
+def frequency(facts: Facts) -> Iterator[Said]:
     gap = _longest_gap(facts)
     if gap > RARE_SECONDS:
-        yield Finding(
-            "frequency", "warning", f"up to {format_seconds(gap)} passed between two checkpoints",
+        yield warning(
+            f"up to {format_seconds(gap)} passed between two checkpoints",
             'leave the choice to policy="auto", or promise a limit with max_loss="30 min"',
-        )  # fmt: skip
+        )
     share = _stall_share(facts)
     if share > DEAR_SHARE:
-        yield Finding(
-            "frequency", "warning", f"saving stops training for {100 * share:.0f} % of the time",
+        yield warning(
+            f"saving stops training for {100 * share:.0f} % of the time",
             'save less often: leave every= out, and budget="3%" is kept',
-        )  # fmt: skip
+        )
 
 
-def failing_saves(facts: Facts) -> Iterator[Finding]:
+def failing_saves(facts: Facts) -> Iterator[Said]:
     failed: list[SaveFailed] = []
     for event in facts.events:
         if isinstance(event, SaveCommitted):
@@ -172,14 +178,13 @@ def failing_saves(facts: Facts) -> Iterator[Finding]:
         elif isinstance(event, SaveFailed):
             failed.append(event)
     if failed:
-        yield Finding(
-            "failing-saves", "problem",
+        yield problem(
             f"the last {len(failed)} save{'s' if len(failed) > 1 else ''} failed: {failed[-1].error}",
             "see to the cause before a failure costs everything since the last one that worked",
-        )  # fmt: skip
+        )
 
 
-def no_progress(facts: Facts) -> Iterator[Finding]:
+def no_progress(facts: Facts) -> Iterator[Said]:
     failures = 0
     for event in facts.events:
         if isinstance(event, SaveCommitted):
@@ -187,23 +192,22 @@ def no_progress(facts: Facts) -> Iterator[Finding]:
         elif isinstance(event, AttemptEnded) and not event.planned:
             failures += 1
     if failures >= 2:
-        yield Finding(
-            "no-progress", "problem", f"{failures} attempts in a row failed before they saved anything",
+        yield problem(
+            f"{failures} attempts in a row failed before they saved anything",
             "read the log of the last attempt; restarting will not help",
-        )  # fmt: skip
+        )
 
 
-def time_limit(facts: Facts) -> Iterator[Finding]:
+def time_limit(facts: Facts) -> Iterator[Said]:
     if facts.job is not None and facts.deadline is None:
-        yield Finding(
-            "time-limit", "problem",
+        yield problem(
             f"job {facts.job.label} may have a time limit that holdfast cannot see: no SLURM_JOB_END_TIME, "
             "and scontrol gives no end",
             "make scontrol reachable (bind it into the container), or give holdfast run --time-limit",
-        )  # fmt: skip
+        )
 
 
-def clock(facts: Facts) -> Iterator[Finding]:
+def clock(facts: Facts) -> Iterator[Said]:
     newest = next((one.manifest for one in facts.checkpoints if one.manifest), None)
     if newest is None:
         return
@@ -212,14 +216,13 @@ def clock(facts: Facts) -> Iterator[Finding]:
     except (ValueError, OverflowError):
         return
     if ahead > CLOCK_SECONDS:
-        yield Finding(
-            "clock", "warning",
+        yield warning(
             f"the newest checkpoint was made {format_seconds(ahead)} in the future: clocks differ",
             "let every node keep time (chrony, ntpd); deadlines depend on it",
-        )  # fmt: skip
+        )
 
 
-def version_drift(facts: Facts) -> Iterator[Finding]:
+def version_drift(facts: Facts) -> Iterator[Said]:
     newest = next((one.manifest for one in facts.checkpoints if one.manifest), None)
     saved = newest.environment.get("versions") if newest else None
     if not isinstance(saved, dict):
@@ -229,31 +232,32 @@ def version_drift(facts: Facts) -> Iterator[Finding]:
         # A login node without torch is no drift.
         known = isinstance(then, str) and then != "unknown" and here != "not installed"
         if known and _release(str(then)) != _release(here):
-            yield Finding(
-                "version-drift", "warning",
+            yield warning(
                 f"the newest checkpoint was saved with {package} {then}; here is {here}",
                 f"resuming works, but bit for bit only with {package} {then}",
-            )  # fmt: skip
+            )
 
 
-def leftovers(facts: Facts) -> Iterator[Finding]:
+def leftovers(facts: Facts) -> Iterator[Said]:
     if facts.unfinished > 2:
-        yield Finding(
-            "leftovers", "warning", f"{facts.unfinished} unfinished checkpoints take up space",
+        yield warning(
+            f"{facts.unfinished} unfinished checkpoints take up space",
             f"holdfast prune {facts.folder} --yes",
-        )  # fmt: skip
+        )
 
 
 RUN_CHECKS: tuple[Check, ...] = (
-    location_in_memory, location_in_home, location_on_node, nfs_options, permissions, free_space,
-    shared_memory, readable, unverified, keep_count, frequency, failing_saves, no_progress, time_limit, clock,
-    version_drift, leftovers,
+    location_in_memory, location_in_home, location_on_node, single_location, nfs_options, permissions,
+    free_space, shared_memory, readable, damaged, unverified, keep_count, frequency, failing_saves,
+    no_progress, time_limit, clock, version_drift, leftovers,
 )  # fmt: skip
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Every finding, problems first."""
-    found = [finding for check in RUN_CHECKS for finding in check(facts)]
+    """Every finding, problems first, under the name of its check."""
+    found = [
+        Finding(check.__name__.replace("_", "-"), *said) for check in RUN_CHECKS for said in check(facts)
+    ]
     return sorted(found, key=lambda finding: finding.severity != "problem")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -15,12 +15,13 @@ from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.verify import Verdict, verify
 from holdfast.clock import Clock
 from holdfast.doctor.mounts import MOUNT_TABLE, Mount, mount_of, parse_mounts
-from holdfast.errors import StoreError
+from holdfast.errors import SetupError, StoreError
 from holdfast.events import Event
 from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.slurm import SlurmJob, slurm_job
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.tiers.tier_list import recall_tiers
 
 SHARED_MEMORY = Path("/dev/shm")
 # Reading more than this takes minutes; then the sizes must do, and the doctor says so.
@@ -48,6 +49,8 @@ class Facts:
     verdicts: tuple[Verdict, ...] = ()
     unfinished: int = 0
     events: tuple[Event, ...] = ()
+    # Places of copies that are not on the run's own file system.
+    elsewhere: tuple[str, ...] = ()
     versions: Mapping[str, str]
     job: SlurmJob | None = None
     deadline: WallDeadline | None = None
@@ -91,6 +94,7 @@ def gather(
         verdicts=tuple(verdicts),
         unfinished=_unfinished(folder, found),
         events=tuple(read_events(folder)) if folder.is_dir() else (),
+        elsewhere=tuple(_elsewhere(folder)),
         versions={"python": python_version(), **{name: _version(name) for name in _VERSIONS}},
         job=job,
         deadline=job.deadline if job else None,
@@ -117,6 +121,25 @@ def _unfinished(folder: Path, found: list[Found]) -> int:
     """Places that were begun and never committed; some may be under way."""
     place = folder / CKPT
     return len(list(place.iterdir())) - len(found) if place.is_dir() else 0
+
+
+def _elsewhere(folder: Path) -> Iterator[str]:
+    try:
+        tiers = recall_tiers(folder).now
+    except StoreError:
+        return
+    for tier in tiers:
+        if tier.kind == "objects" or tier.protect not in (None, "single"):
+            yield tier.location
+        elif tier.kind == "directory":
+            try:
+                place = _nearest_existing(Path(tier.path))
+            except SetupError:
+                # Other nodes know its variable; what cannot be known here is not held against it.
+                yield tier.location
+                continue
+            if place.stat().st_dev != folder.stat().st_dev:
+                yield tier.location
 
 
 def _nearest_existing(path: Path) -> Path:

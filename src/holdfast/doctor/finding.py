@@ -16,3 +16,15 @@ class Finding:
     severity: Severity
     what: str
     fix: str
+
+
+# What a check says, before its name is put to it.
+Said = tuple[Severity, str, str]
+
+
+def problem(what: str, fix: str) -> Said:
+    return "problem", what, fix
+
+
+def warning(what: str, fix: str) -> Said:
+    return "warning", what, fix
