@@ -152,3 +152,8 @@ def test_a_supervisor_passes_it_on_and_does_not_restart(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == DO_NOT_RESTART, done.stderr
     assert "enough" in done.stderr
+    # With --run, the supervisor knows it too, and how to go on.
+    command[4:4] = ["--run", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == DO_NOT_RESTART, done.stderr
+    assert f"exit code 78: halted by me: enough; `holdfast halt --clear {folder}` lets it" in done.stderr

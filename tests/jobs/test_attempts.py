@@ -35,6 +35,8 @@ def said(phase: str, why: str = "") -> Beat:
         (Evidence(-11), "signal"),
         (Evidence(78), "do not restart"),
         (Evidence(78, asked_to_stop="SIGTERM"), "do not restart"),
+        (Evidence(78, halted="halted by me", run="runs/a"), "halted"),
+        (Evidence(1, halted="halted by me", run="runs/a"), "exit code"),
         (Evidence(127), "cannot start"),
         (Evidence(130), "interrupted"),
         (Evidence(-2), "interrupted"),

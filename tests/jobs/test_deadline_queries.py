@@ -32,7 +32,7 @@ def commands(tmp_path: Path):  # type: ignore[no-untyped-def]
     def answer(name: str, text: str, code: int = 0) -> dict[str, str]:
         (tmp_path / "answer").write_text(text)
         script = tmp_path / name
-        script.write_text(f"#!/bin/sh\ncat {tmp_path}/answer\nexit {code}\n")
+        script.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\ncat {tmp_path}/answer\nexit {code}\n')
         script.chmod(0o755)
         return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
@@ -60,6 +60,15 @@ def test_lsf_says_what_is_left(commands) -> None:  # type: ignore[no-untyped-def
     assert job.deadline is not None
     assert job.deadline.at - clock.wall() == 89 * 60
     assert detect({**commands("bjobs", "1:30 E\n"), "LSB_JOBID": "7"}, clock).deadline is None  # an estimate
+
+
+@pytest.mark.parametrize(("index", "asked"), [("", "7"), ("0", "7"), ("3", "7[3]")])
+def test_lsf_is_asked_for_this_element_of_an_array(  # type: ignore[no-untyped-def]
+    commands, tmp_path: Path, index: str, asked: str
+) -> None:
+    variables = {"LSB_JOBID": "7", **({"LSB_JOBINDEX": index} if index else {})}
+    detect({**commands("bjobs", "1:30 L\n"), **variables})
+    assert (tmp_path / "asked").read_text().split()[-1] == asked
 
 
 def test_sge_counts_from_the_jobs_shell(commands) -> None:  # type: ignore[no-untyped-def]

@@ -52,6 +52,16 @@ def test_a_preempted_last_task_gets_the_rest_of_its_time() -> None:
     assert (decision.code, decision.requeue) == (0, True)
 
 
+@pytest.mark.parametrize("job", [ALONE, MIDDLE, LAST, None])
+def test_a_halted_run_is_not_queued_again(job: SlurmJob | None) -> None:
+    for code, stopped in ((78, True), (78, False), (1, True)):
+        for mode in ("requeue", "chain"):
+            decision = decide(code, job, stopped=stopped, mode=mode, halted="halted by me: wrong data")
+            assert (decision.code, decision.requeue) == (78, False)
+            assert "wrong data" in decision.why
+    assert decide(0, job, complete=True, halted="halted by me").code == 0
+
+
 def test_outside_slurm_nothing_is_requeued() -> None:
     decision = decide(75, None)
     assert (decision.code, decision.requeue) == (75, False)

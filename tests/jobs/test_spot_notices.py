@@ -2,7 +2,9 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -15,6 +17,7 @@ from holdfast.jobs.spot_aws import AwsNotices
 from holdfast.jobs.spot_azure import AzureNotices
 from holdfast.jobs.spot_gcp import GcpNotices
 from holdfast.jobs.spot_machine import cloud_of_this_machine, spot_poller
+from holdfast.testing.fake_clock import FakeClock
 
 LIMIT = 60
 
@@ -35,6 +38,8 @@ class Cloud(ThreadingHTTPServer):
         self.changed = threading.Condition()
         self.held = threading.Event()
         self.asked: list[str] = []
+        # Azure's service, before anybody has asked.
+        self.sleeping = 0.0
 
     @property
     def address(self) -> str:
@@ -94,6 +99,8 @@ class Service(BaseHTTPRequestHandler):
             return self.answer(400, "")
         if path == "/metadata/instance/compute/name":
             return self.answer(200, "vm_0")
+        asleep, self.server.sleeping = self.server.sleeping, 0.0
+        time.sleep(asleep)
         return self.answer(200, json.dumps({"DocumentIncarnation": 1, "Events": self.server.events}))
 
     def answer(self, status: int, body: str, headers: dict[str, str] | None = None) -> None:
@@ -122,10 +129,12 @@ def cloud() -> Iterator[Cloud]:
     thread.join(LIMIT)
 
 
-def azure_event(kind: str, machine: str = "vm_0", status: str = "Scheduled") -> dict[str, object]:
+def azure_event(
+    kind: str, machine: str = "vm_0", status: str = "Scheduled", when: str = "Mon, 19 Sep 2016 18:29:47 GMT"
+) -> dict[str, object]:
     return {
         "EventId": "A1", "EventStatus": status, "EventType": kind, "ResourceType": "VirtualMachine",
-        "Resources": [machine], "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT",
+        "Resources": [machine], "NotBefore": when,
     }  # fmt: skip
 
 
@@ -197,6 +206,38 @@ def test_azure_preempts_this_machine_and_not_another(cloud: Cloud) -> None:
     assert notice.at == 1474309787
     cloud.events = [azure_event("Reboot", status="Completed")]
     assert source.look() is None
+
+
+def test_azure_announces_days_ahead_what_stops_only_when_it_comes(cloud: Cloud) -> None:
+    clock = FakeClock()
+    source = AzureNotices(cloud.address, clock=clock)
+
+    def announced(ahead: float) -> str:
+        return formatdate(clock.wall() + ahead, usegmt=True)
+
+    cloud.events = [azure_event("Redeploy", when=announced(5 * 86400))]
+    far = source.look()
+    assert far is not None
+    assert not far.stops
+    clock.advance(5 * 86400 - 300)
+    near = source.look()
+    assert near is not None
+    assert near.stops
+    cloud.events = [azure_event("Redeploy", when=announced(5 * 86400)), azure_event("Preempt", when="")]
+    now = source.look()
+    assert now is not None
+    assert now.stops
+    assert now.at is None
+
+
+def test_azure_may_take_its_time_for_the_first_answer(cloud: Cloud) -> None:
+    source = AzureNotices(cloud.address)
+    source._service._timeout = 0.2
+    cloud.sleeping = 0.6
+    assert source.look() is None
+    cloud.sleeping = 0.6
+    with pytest.raises(OSError, match="timed out"):
+        source.look()
 
 
 @pytest.mark.parametrize("source", [AwsNotices, GcpNotices, AzureNotices])

@@ -77,6 +77,10 @@ class Supervised:
         return self.process.wait(60)
 
 
+def assert_restored(run: Path) -> None:
+    assert any(isinstance(event, Restored) for event in read_events(run)), "it started from nothing"
+
+
 def launched(folder: Path, name: bytes) -> list[int]:
     """Leaders of sessions that run a program called like this and speak of `folder`."""
     found = []
@@ -109,8 +113,7 @@ def test_a_killed_program_continues_from_its_newest_image(supervised: Supervised
         supervised.kill_program()
     assert supervised.ended() == 0, supervised.output.read_text()
     assert (tmp_path / "result").read_text() == RIGHT
-    restored = [event for event in read_events(supervised.run) if isinstance(event, Restored)]
-    assert len(restored) >= 1, "it started from nothing"
+    assert_restored(supervised.run)
     assert len(supervised.generations()) == 2
 
 
@@ -180,6 +183,7 @@ def test_real_dmtcp_continues_a_killed_python_program(
         os.killpg(pid, signal.SIGKILL)
     assert job.ended() == 0, job.output.read_text()
     assert (tmp_path / "result").read_text() == RIGHT
+    assert_restored(job.run)
 
 
 @pytest.mark.skipif(bool(_MISSING), reason=f"DMTCP is not installed: no {', '.join(_MISSING)} on PATH")
@@ -197,10 +201,11 @@ def test_real_dmtcp_continues_a_killed_c_program(tmp_path: Path) -> None:
          "--run", "run", "--", str(tmp_path / "count")], cwd=tmp_path,
     )  # fmt: skip
     end = time.monotonic() + 30
-    while not (tmp_path / "run" / "ckpt").is_dir() or not any((tmp_path / "run" / "ckpt").iterdir()):
+    while not committed(DirectoryStore(tmp_path / "run")):
         assert time.monotonic() < end
         time.sleep(0.1)
     for pid in launched(tmp_path, b"count"):
         os.killpg(pid, signal.SIGKILL)
     assert job.wait(60) == 0
     assert (tmp_path / "result").read_text() == RIGHT
+    assert_restored(tmp_path / "run")

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.checkpoints.find import committed
 from holdfast.events import Event, Restored, RunEnded, SaveCommitted
+from holdfast.jobs.halt import HaltNote, clear_halt, write_halt
 from holdfast.programs.recipe_driver import suspects
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
@@ -131,6 +132,18 @@ def test_a_stop_signal_is_passed_on_and_the_last_state_kept(tmp_path: Path) -> N
     assert (tmp_path / "state").read_text() == (
         tmp_path / "run" / CKPT / app.generations()[0] / "file-0000"
     ).read_text()
+
+
+def test_a_halted_program_saves_ends_and_does_not_start_again(tmp_path: Path) -> None:
+    app = App(tmp_path)
+    app.wait_for_generation()
+    write_halt(app.run, HaltNote("wrong input", "me", 0.0))
+    assert app.ended() == 78, app.output.read_text()
+    assert App(tmp_path).ended() == 78
+    assert "halted by me: wrong input; `holdfast halt --clear" in app.output.read_text()
+    clear_halt(app.run)
+    assert App(tmp_path).ended() == 0
+    assert (tmp_path / "result").read_text() == RIGHT
 
 
 def test_a_time_limit_stops_the_program_in_time(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
 from holdfast.errors import SetupError
 from holdfast.events import RunEnded, RunStarted
+from holdfast.jobs.halt import read_halt
 from holdfast.jobs.hand_over import decide_hand_over
 from holdfast.jobs.sbatch import SbatchPlan, default_warning, sbatch_script, time_limit_seconds
 from holdfast.jobs.slurm import requeue, slurm_job
@@ -188,11 +189,20 @@ def _hand_over(options: argparse.Namespace) -> int:
         job=job,
         seconds_left=job.deadline.at - clock.wall() if job and job.deadline else None,
         warning_seconds=parse_seconds(options.warning) if options.warning else 0.0,
+        halted=_halted(options.folder),
     )
     print(f"holdfast: {decision.why}", flush=True)
     if decision.requeue and job is not None:
         requeue(job)
     return decision.code
+
+
+def _halted(folder: str) -> str | None:
+    try:
+        note = read_halt(folder)
+    except OSError:
+        return None
+    return None if note is None else str(note)
 
 
 # ---- status

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.jobs import exit_codes
+from holdfast.jobs.halt import SAYS_HALTED
 from holdfast.jobs.heartbeat import Beat
 from holdfast.units import format_seconds
 
 Cause = Literal[
-    "finished", "stopped", "interrupted", "preemption", "time limit",
+    "finished", "stopped", "interrupted", "preemption", "time limit", "halted",
     "exit code", "signal", "out of memory", "hang", "node lost", "do not restart", "cannot start",
 ]  # fmt: skip
 # What the training says in its last heartbeat when it stopped by itself.
@@ -23,7 +24,9 @@ SAYS_DEADLINE = "deadline"
 SAYS_NOTICE = "notice"
 SAYS_INTERRUPTED = "Ctrl-C"
 
-_PLANNED: frozenset[Cause] = frozenset({"finished", "stopped", "interrupted", "preemption", "time limit"})
+_PLANNED: frozenset[Cause] = frozenset(
+    {"finished", "stopped", "interrupted", "preemption", "time limit", "halted"}
+)
 _SHELL_SIGNAL_BASE = 128
 # An attempt of a program whose checkpoints nobody can see got on if it lived this long.
 LIVED_LONG_ENOUGH = 60.0
@@ -38,6 +41,9 @@ class Evidence:
     hang: str | None = None
     # Why the supervisor itself asked the command to stop: a signal's name, "preemption" or "time limit".
     asked_to_stop: str | None = None
+    # The run's folder, and what the note in it says that halts it.
+    run: str | None = None
+    halted: str | None = None
     # Kills for lack of memory during this attempt: in the job's own memory group, and on the machine.
     oom_kills_here: int = 0
     oom_kills_anywhere: int = 0
@@ -75,6 +81,9 @@ def _cause(seen: Evidence) -> tuple[Cause, str]:
     # A program that answers SIGTERM with 0 has ended, but nobody knows that its work is complete.
     if code == exit_codes.FINISHED and (asked is None or finished):
         return "finished", "exit code 0"
+    if code == exit_codes.DO_NOT_RESTART and (seen.halted or said.startswith(SAYS_HALTED)):
+        clear = f"holdfast halt --clear {seen.run or 'RUN'}"
+        return "halted", f"{seen.halted or said}; `{clear}` lets it run again"
     if code == exit_codes.DO_NOT_RESTART:
         return "do not restart", f"exit code {code}: running again cannot help"
     if asked is not None:
@@ -174,7 +183,12 @@ def next_move(
     if end.cause == "finished":
         return Move("the work is complete", exit_code=exit_codes.FINISHED)
     if end.cause == "do not restart":
-        return Move("the command said that running again cannot help", exit_code=exit_codes.DO_NOT_RESTART)
+        return Move(
+            "the command said that running again cannot help; its own output says why",
+            exit_code=exit_codes.DO_NOT_RESTART,
+        )
+    if end.cause == "halted":
+        return Move(end.detail, exit_code=exit_codes.DO_NOT_RESTART)
     if end.cause == "interrupted":
         return Move("interrupted; run the same command to continue", exit_code=exit_codes.INTERRUPTED)
     if end.cause == "cannot start":

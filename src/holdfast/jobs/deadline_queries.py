@@ -33,7 +33,10 @@ def pbs_deadline(environ: Mapping[str, str], clock: Clock) -> WallDeadline | Non
 
 def lsf_deadline(environ: Mapping[str, str], clock: Clock) -> WallDeadline | None:
     """`bjobs -o time_left`: "1:30 L" for a run limit, in whole minutes."""
-    text = _ask(["bjobs", "-noheader", "-o", "time_left", environ.get("LSB_JOBID", "")], environ)
+    job, index = environ.get("LSB_JOBID", ""), environ.get("LSB_JOBINDEX", "0")
+    # All elements of an array have one job number, and asking for that shows every one of them.
+    which = f"{job}[{index}]" if job and index != "0" else job
+    text = _ask(["bjobs", "-noheader", "-o", "time_left", which], environ)
     left = re.match(r"\s*(\d+):(\d{2})\s+L", text)
     if left is None:
         return None

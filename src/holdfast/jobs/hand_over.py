@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.jobs.exit_codes import FINISHED, PLEASE_RUN_AGAIN
+from holdfast.jobs.exit_codes import DO_NOT_RESTART, FINISHED, PLEASE_RUN_AGAIN
 from holdfast.jobs.slurm import SlurmJob
 
 # Slurm warns up to a minute before the moment asked for. Stopped earlier than that means preempted.
@@ -30,10 +30,18 @@ def decide_hand_over(
     job: SlurmJob | None,
     seconds_left: float | None,
     warning_seconds: float,
+    halted: str | None = None,
 ) -> HandOver:
-    """`stopped` says that the journal ends with a planned stop: torchrun turns every exit code into 1."""
+    """`stopped` says that the journal ends with a planned stop: torchrun turns every exit code into 1.
+
+    `halted` is the note that halts the run: queued again, it would only end at once, over and over.
+    """
     if complete:
         return HandOver(FINISHED, False, "the work is complete")
+    if halted is not None:
+        return HandOver(
+            DO_NOT_RESTART, False, f"{halted}; clear it (holdfast halt --clear), then submit the script again"
+        )
     if code == FINISHED and not stopped:
         return HandOver(FINISHED, False, "the training ended without saying that it is complete")
     if code != PLEASE_RUN_AGAIN and not stopped:

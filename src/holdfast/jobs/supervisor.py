@@ -6,13 +6,11 @@ one place, waiting for signals; a child's end is one of them.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,51 +18,22 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.events import AttemptEnded, AttemptStarted, Event, SupervisorEnded, Warned
 from holdfast.jobs import deadline as deadlines
 from holdfast.jobs import exit_codes, heartbeat, plain
-from holdfast.jobs.attempts import (
-    AttemptEnd,
-    Evidence,
-    Move,
-    RestartRules,
-    Tally,
-    classify,
-    got_on,
-    next_move,
-    signal_of,
-)
-from holdfast.jobs.environment import WallDeadline
+from holdfast.jobs.attempts import AttemptEnd, Evidence, Move, Tally, classify, got_on, next_move, signal_of
+from holdfast.jobs.halt import read_halt
 from holdfast.jobs.heartbeat import Beat, read_beat
 from holdfast.jobs.supervisor_child import Child
 from holdfast.jobs.supervisor_memory import oom_kills
-from holdfast.jobs.watchdog import HangLimits, Watchdog
+from holdfast.jobs.supervisor_settings import Status, SupervisorSettings
+from holdfast.jobs.supervisor_signals import STOP_SIGNALS, as_passed_on, signals_blocked
+from holdfast.jobs.watchdog import Watchdog
+
+__all__ = ["Status", "Supervisor", "SupervisorSettings"]
 
 LOOK_SECONDS = 1.0
 # From a first, polite signal to a hung command until it is killed, and then until it must be gone.
 HANG_GRACE = 10.0
 STACKS_GRACE = 2.0
 GONE_SECONDS = 30.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class SupervisorSettings:
-    rules: RestartRules = field(default_factory=RestartRules)
-    hang: HangLimits = field(default_factory=HangLimits)
-    # After a stop was asked for: the command may still have to finish a step and a save.
-    grace: float = 600.0
-    deadline: WallDeadline | None = None
-    # The folder of the run, if the user names it; otherwise the training says it in its heartbeat.
-    run: str | None = None
-
-
-@dataclass(frozen=True)
-class Status:
-    """What the live view shows."""
-
-    attempt: int
-    seconds: float
-    restarts: int
-    beat: Beat | None
-    pausing: float | None = None
 
 
 def _no_checkpoint(run: str) -> str | None:
@@ -109,7 +78,7 @@ class Supervisor:
     def run(self) -> int:
         """Until there is nothing more to do. Returns the exit code, documented in `exit_codes`."""
         with (
-            _signals_blocked() as waiting,
+            signals_blocked() as waiting,
             tempfile.TemporaryDirectory(prefix="holdfast-run-", dir=_memory_folder()) as folder,
         ):
             self._waiting = waiting
@@ -159,6 +128,7 @@ class Supervisor:
         end = classify(
             Evidence(
                 returncode=returncode, last_beat=self._beat, hang=hang, asked_to_stop=self._asked,
+                run=self._folder, halted=self._halted(),
                 oom_kills_here=here, oom_kills_anywhere=anywhere,
             )
         )  # fmt: skip
@@ -178,7 +148,7 @@ class Supervisor:
             now = self._clock.monotonic()
             why = self._why_stop(number)
             if why is not None:
-                child.signal(_as_passed_on(number))
+                child.signal(as_passed_on(number))
                 if self._asked is None:
                     self._asked = why
                     kill_at = now + self._settings.grace
@@ -193,7 +163,7 @@ class Supervisor:
 
     def _why_stop(self, number: int | None) -> str | None:
         """A signal is passed on every time, a notice and the time limit once."""
-        if number is not None and number in _STOP_SIGNALS:
+        if number is not None and number in STOP_SIGNALS:
             return signal.Signals(number).name
         if self._asked is not None:
             return None
@@ -281,7 +251,7 @@ class Supervisor:
                 return False
             # The end of a process that is not our child sends no signal, so look now and then.
             number = self._wait(min(left, 0.1))
-            if number in _STOP_SIGNALS and self._asked is None:
+            if number in STOP_SIGNALS and self._asked is None:
                 self._asked = signal.Signals(number).name
         return True
 
@@ -304,31 +274,19 @@ class Supervisor:
     def _checkpoint(self) -> str | None:
         return None if self._folder is None else self._newest_checkpoint(self._folder)
 
+    def _halted(self) -> str | None:
+        """A training that finds the note when it starts gives no sign of life."""
+        try:
+            note = None if self._folder is None else read_halt(self._folder)
+        except OSError:
+            return None
+        return None if note is None else str(note)
+
     def _tell(self, event: Event) -> None:
         self._report(event, self._folder)
 
     def _warn(self, message: str) -> None:
         self._tell(Warned(time=self._clock.wall(), message=message))
-
-
-def _as_passed_on(number: int | None) -> int:
-    """A lost terminal is passed on as a request to stop, which a training can answer with a checkpoint."""
-    return number if number in _STOP_SIGNALS and number != signal.SIGHUP else signal.SIGTERM
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[set[signal.Signals]]:
-    """Signals are waited for and not handled: no code ever runs at an unexpected moment."""
-    # Under nohup a hang-up is ignored, and stays so.
-    wanted = {s for s in _STOP_SIGNALS if signal.getsignal(s) != signal.SIG_IGN} | {signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    try:
-        yield wanted
-    finally:
-        # A stop signal that came too late to be passed on must not kill what comes after.
-        while signal.sigtimedwait(wanted, 0) is not None:
-            pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _memory_folder() -> str | None:

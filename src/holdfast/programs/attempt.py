@@ -6,12 +6,11 @@ nothing here knows about recipes or DMTCP.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -20,16 +19,24 @@ from holdfast.errors import SaveError, StoreError
 from holdfast.events import Emit, RunEnded, RunStarted, SaveFailed, Warned
 from holdfast.jobs.attempts import SAYS_DEADLINE
 from holdfast.jobs.environment import WallDeadline
-from holdfast.jobs.exit_codes import CANNOT_EXECUTE, FINISHED, INTERRUPTED, NOT_FOUND, PLEASE_RUN_AGAIN
+from holdfast.jobs.exit_codes import (
+    CANNOT_EXECUTE,
+    DO_NOT_RESTART,
+    FINISHED,
+    INTERRUPTED,
+    NOT_FOUND,
+    PLEASE_RUN_AGAIN,
+)
+from holdfast.jobs.halt import SAYS_HALTED, read_halt
 from holdfast.jobs.heartbeat import HeartbeatWriter
 from holdfast.jobs.supervisor_child import Child
+from holdfast.jobs.supervisor_signals import STOP_SIGNALS, signals_blocked
 from holdfast.programs.generations import Generations
 from holdfast.programs.long_save import signs_of_life
 
 log = logging.getLogger("holdfast")
 LOOK_SECONDS = 1.0
 GONE_SECONDS = 30.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # Somebody else ended the program; that says nothing against the checkpoint it had started from.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
@@ -94,6 +101,10 @@ class Attempt:
         if self._generations.is_complete:
             log.info("holdfast: the work of %s is complete; nothing to do", self._generations.where)
             return FINISHED
+        if (note := self._halt_note()) is not None:
+            where = self._generations.where
+            log.error("holdfast: %s is %s; `holdfast halt --clear %s` lets it run again", where, note, where)
+            return DO_NOT_RESTART
         left = None if self._deadline is None else self._deadline.at - self._clock.wall()
         command = self._driver.start(left)
         self._emit(
@@ -104,7 +115,7 @@ class Attempt:
         )  # fmt: skip
         self._heartbeat = HeartbeatWriter.from_environment(self._generations.where, self._environ)
         try:
-            with _signals_waited_for() as waiting:
+            with signals_blocked() as waiting:
                 try:
                     child = Child(command, self._environ)
                 except OSError as error:
@@ -138,11 +149,20 @@ class Attempt:
                 child.kill()
 
     def _why_stop(self, number: int | None) -> str | None:
-        if number is not None and number in _STOP_SIGNALS:
+        if number is not None and number in STOP_SIGNALS:
             return signal.Signals(number).name
+        if (note := self._halt_note()) is not None:
+            return note
         if self._deadline is None or self._clock.wall() < self._deadline.at - self._driver.stop_before:
             return None
         return f"{SAYS_DEADLINE}: {self._deadline.source}"
+
+    def _halt_note(self) -> str | None:
+        try:
+            note = read_halt(self._generations.where)
+        except OSError:
+            return None
+        return None if note is None else str(note)
 
     def _try(self, save: Callable[[], None]) -> None:
         """A save that fails is said, and tried again later; the program must not suffer from it."""
@@ -171,8 +191,10 @@ class Attempt:
         if self._stopping is not None or returncode == 0:
             # Exit code 0 without the signs of completion: the program stopped itself, as for a time limit.
             why = self._stopping or f"{SAYS_DEADLINE}: the program ended before its work was complete"
-            self._emit(RunEnded(time=self._clock.wall(), step=step, how="stopped"))
+            self._emit(RunEnded(time=self._clock.wall(), step=step, how="stopped", why=why))
             self._heartbeat.say(step, "stopped", why)
+            if why.startswith(SAYS_HALTED):
+                return DO_NOT_RESTART
             return INTERRUPTED if self._stopping == "SIGINT" else PLEASE_RUN_AGAIN
         if returncode not in _FROM_OUTSIDE:
             self._emit(RunEnded(time=self._clock.wall(), step=step, how="error"))
@@ -187,17 +209,3 @@ class Attempt:
     def _warn(self, message: str) -> None:
         log.warning("holdfast: %s", message)
         self._emit(Warned(time=self._clock.wall(), message=message))
-
-
-@contextlib.contextmanager
-def _signals_waited_for() -> Iterator[set[signal.Signals]]:
-    """Stop signals and the end of a child are waited for; no handler ever runs. The program itself starts
-    with a clean mask."""
-    wanted = {*_STOP_SIGNALS, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    try:
-        yield wanted
-    finally:
-        while signal.sigtimedwait(wanted, 0) is not None:
-            pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
