@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from round_trip import Holder, images_of, same_bits, states_of
 from torch import nn
 from torch.optim import lr_scheduler
 
+from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_registry import restore_all, track
 from holdfast.errors import IncompatibleState
 
@@ -290,3 +293,19 @@ def test_objects_come_back_models_first_optimizers_next() -> None:
     optimizer.param_groups[0]["lr"] = 0.0
     restore_all(track({"watcher": Watcher({}), "o": optimizer, "m": model}), states_of(images, values))
     assert order == [(42.0, 0.75)]
+
+
+def test_the_memory_of_replaced_moments_is_given_back_behind_a_restore() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(10 << 20))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    tracked = TrackedOptimizer("optimizer", optimizer)
+    saved = tracked.take()
+    saved["state_dict"]["state"][0] = {k: v.clone() for k, v in saved["state_dict"]["state"][0].items()}
+    gone = threading.Event()
+    weakref.finalize(optimizer.state[parameter]["exp_avg"], gone.set)
+    tracked.apply(saved)
+    assert gone.wait(30)
+    restored = saved["state_dict"]["state"][0]["exp_avg"]
+    assert optimizer.state[parameter]["exp_avg"].data_ptr() == restored.data_ptr()

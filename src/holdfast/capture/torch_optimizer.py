@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.capture.torch_free_behind import free_behind, host_tensors
 from holdfast.errors import IncompatibleState
 
 _UNNAMED = "?"
@@ -107,8 +108,10 @@ class TrackedOptimizer:
 
     def apply(self, state: Any) -> None:
         saved = state["state_dict"]
+        replaced = host_tensors(self.optimizer.state.values())
         self.optimizer.load_state_dict(saved)
         self._undo_casts(saved["state"])
+        free_behind(replaced)
 
     def _undo_casts(self, saved: Mapping[int, Any]) -> None:
         # Optimizer.load_state_dict casts every state tensor to its parameter's dtype: float32 moments of
