@@ -153,7 +153,7 @@ def test_a_programs_files_come_back_from_a_bucket(address: str, tmp_path: Path) 
             tiers = open_tiers(home, outer, keep_two, clock)
             assert tiers is not None
             kept = Generations(home, clock, events.append, keep_two, tiers)
-            tiers.start_draining(events.append)
+            kept.start_copying()
             if attempt == 0:
                 state.write_bytes(b"forty-two")
                 kept.keep({"state": state}, reason="test")

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -36,8 +38,9 @@ def generations(folder: Path) -> Iterator[Generations]:
         tiers = open_tiers(home, outer, KEEP_TWO, clock)
         assert tiers is not None
         try:
-            tiers.start_draining(events.append)
-            yield Generations(home, clock, events.append, KEEP_TWO, tiers)
+            kept = Generations(home, clock, events.append, KEEP_TWO, tiers)
+            kept.start_copying()
+            yield kept
         finally:
             tiers.close(60.0)
 
@@ -164,6 +167,12 @@ def test_who_was_asked_to_stop_says_so_before_the_end_of_the_job() -> None:
 
 # ---- the command itself, and its death
 
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, holdfast.cli.app_cmd; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 BIG = 3 * CHUNK_BYTES
 PROGRAM = f"""
 if [ "$1" = again ]; then cat small big | wc -c > result; exit; fi
@@ -188,6 +197,30 @@ def until(process: subprocess.Popen[bytes], happens: Path, pattern: str) -> None
         time.sleep(0.02)
 
 
+def test_no_thread_is_open_to_a_signal_that_asks_to_stop(tmp_path: Path) -> None:
+    """One that was would die of it, and the program would never be asked to save."""
+    with claim_home(str(tmp_path / "run"), (), SystemClock()) as home:
+        (tmp_path / "big").write_bytes(bytes(2 * CHUNK_BYTES))
+        paths = {"big": tmp_path / "big"}
+        Generations(home, SystemClock(), lambda event: None, KEEP_TWO).keep(paths, reason="test")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli.main", "app", "generic", "--once", "--run", "run",
+         "--tier", "far 1 MB/s", "--file", "big", "--", "sh", "-c", "touch started; exec sleep 100"],
+        cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        until(process, tmp_path / "far" / CKPT, "*.incoming")
+        until(process, tmp_path, "started")
+        # The main thread waits for signals, which looks as if it blocked none.
+        others = [one for one in Path(f"/proc/{process.pid}/task").iterdir() if one.name != str(process.pid)]
+        blocked = [re.search(r"SigBlk:\s+(\w+)", (one / "status").read_text()) for one in others]
+        assert others
+        assert all(mask and int(mask[1], 16) >> (signal.SIGTERM - 1) & 1 for mask in blocked)
+    finally:
+        process.kill()
+        process.wait(30)
+
+
 def test_killed_while_copying_and_without_its_folder_the_program_still_goes_on(tmp_path: Path) -> None:
     first = app(tmp_path, "far 4 MB/s")
     until(first, tmp_path / "far" / CKPT, "*/file-0000")
@@ -197,9 +230,7 @@ def test_killed_while_copying_and_without_its_folder_the_program_still_goes_on(t
     [newest] = names(tmp_path / "run")
 
     # The next one finishes the copy, and the work.
-    second = app(tmp_path, "far")
-    until(second, tmp_path / "far" / CKPT, f"{newest}/MANIFEST")
-    second.wait(60)
+    assert app(tmp_path, "far").wait(60) == 0
     [copied] = [event for event in read_events(tmp_path / "run") if isinstance(event, Flushed)][:1]
     assert copied.name == newest
     assert (tmp_path / "result").read_text().strip() == str(BIG + 100)
@@ -211,8 +242,7 @@ def test_killed_while_copying_and_without_its_folder_the_program_still_goes_on(t
     shutil.rmtree(tmp_path / "run")
     for file in ("small", "big", "result"):
         (tmp_path / file).unlink()
-    third = app(tmp_path, "far")
-    assert third.wait(60) == 0
+    assert app(tmp_path, "far").wait(60) == 0
     assert (tmp_path / "result").read_text().strip() == str(BIG + 100)
     restored = [event.name for event in read_events(tmp_path / "run") if isinstance(event, Restored)]
     assert restored == [newest]

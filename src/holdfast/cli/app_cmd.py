@@ -141,8 +141,6 @@ def _attempt(options: argparse.Namespace, command: list[str], folder: str) -> in
         code = FAILED
         try:
             generations = Generations(home, clock, journal.append, retention, tiers)
-            if tiers is not None:
-                tiers.start_draining(journal.append)
             driver = _driver(options, command, generations, clock, journal, history)
             attempt = Attempt(
                 generations, driver, clock, journal.append, deadline=deadline, environ=os.environ

@@ -98,6 +98,13 @@ class Attempt:
 
     def run(self) -> int:
         """The exit code to end with, as `jobs.exit_codes` documents it. The store must be claimed."""
+        with signals_blocked() as waiting:
+            # Not earlier: a thread keeps what was blocked when it began, and a signal that finds one which
+            # blocks nothing would end this process and leave the program alone.
+            self._generations.start_copying()
+            return self._run(waiting)
+
+    def _run(self, waiting: set[signal.Signals]) -> int:
         if self._generations.is_complete:
             log.info("holdfast: the work of %s is complete; nothing to do", self._generations.where)
             return FINISHED
@@ -115,12 +122,11 @@ class Attempt:
         )  # fmt: skip
         self._heartbeat = HeartbeatWriter.from_environment(self._generations.where, self._environ)
         try:
-            with signals_blocked() as waiting:
-                try:
-                    child = Child(command, self._environ)
-                except OSError as error:
-                    return self._cannot_start(command[0], error)
-                return self._end(self._watch(child, waiting))
+            try:
+                child = Child(command, self._environ)
+            except OSError as error:
+                return self._cannot_start(command[0], error)
+            return self._end(self._watch(child, waiting))
         finally:
             self._heartbeat.close()
 

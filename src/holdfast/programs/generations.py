@@ -66,6 +66,11 @@ class Generations:
 
     # ---- keeping
 
+    def start_copying(self) -> None:
+        """From now on copies go outward, those first that an earlier attempt did not get around to."""
+        if self._tiers is not None:
+            self._tiers.start_draining(self._emit)
+
     def keep(
         self,
         paths: Mapping[str, Path],
