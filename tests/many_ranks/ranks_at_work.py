@@ -26,6 +26,9 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
+
+# FSDP imports it when it is first used: here once, and not in every rank of every start.
+import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -79,7 +82,11 @@ class Training:
             torch.randn(SAMPLES, 3, generator=gen),
         )
         self.loader = DataLoader(self.data, BATCH, shuffle=True)
-        self.tracked = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.tracked: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+        }
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(100 + rank)
 

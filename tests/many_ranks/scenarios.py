@@ -12,8 +12,8 @@ SCRIPT = Path(__file__).with_name("ranks_at_work.py")
 SAMPLES = 46
 
 
-def play(scenario: str, folder: Path, *words: object) -> dict[str, Any]:
-    command = [sys.executable, str(SCRIPT), scenario, str(folder), *map(str, words)]
+def play(scenario: str, folder: Path, *words: object, script: Path = SCRIPT) -> dict[str, Any]:
+    command = [sys.executable, str(script), scenario, str(folder), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     errors = "\n".join(path.read_text() for path in sorted(folder.rglob("error-*.txt")))
     assert done.returncode == 0, done.stderr[-2000:] + errors

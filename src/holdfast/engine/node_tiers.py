@@ -65,6 +65,7 @@ class NodeTiers:
         # What every node has committed since this process began, and what everybody restored.
         self._known: set[str] = set()
         self._told: Mapping[str, Any] = {}
+        self._nodes_had_all = False
 
     def _remember(self, tiers: Sequence[Tier]) -> bool:
         had = bool(recall_tiers(self._home.where).now)
@@ -99,6 +100,8 @@ class NodeTiers:
             for name, count in json.loads(raw).items():
                 kind = self._kind_of(name)
                 total[kind] = total.get(kind, 0) + count
+        near = (self._tier.location, self._kind_of(f"{self._tier.location} of any"))
+        self._nodes_had_all = not any(count for kind, count in total.items() if kind not in near)
         return total
 
     def _kind_of(self, name: str) -> str:
@@ -126,11 +129,9 @@ class NodeTiers:
         """Copies outward begin, and what was restored is protected anew: a node may have been replaced."""
         self._rhythm.emit = emit
         self._copies.start(self._near(), emit, lambda: self.needed)
-        if resumed_from is None:
-            return
-        name = resumed_from
-        told = told_by_leader(self._team, "after the restart", self._limit, lambda: self._take_up(name))
-        if told["here"]:
+        if resumed_from is not None and self._nodes_had_all:
+            name = resumed_from
+            told = told_by_leader(self._team, "after the restart", self._limit, lambda: self._take_up(name))
             self._follow(name, told)
 
     def _near(self) -> Ladder:
@@ -138,13 +139,7 @@ class NodeTiers:
         return Ladder([NamedTier(node, store, partial=True) for node, store in stores], tell=say_fallback)
 
     def _take_up(self, name: str) -> dict[str, Any]:
-        here = name in self._near().names()
-        return {
-            "here": here,
-            "protect": here and self._rhythm.wants_next,
-            "spare": [],
-            "copies": self._copies.lacking(name) if here else [],
-        }
+        return {"protect": self._rhythm.wants_next, "copies": self._copies.lacking(name)}
 
     def committed(self, name: str) -> None:
         told, self._told = self._told, {}
