@@ -18,6 +18,7 @@ from holdfast.checkpoints.find import committed
 from holdfast.errors import HoldfastError
 from holdfast.jobs.attempts import RestartRules
 from holdfast.jobs.watchdog import HangLimits
+from holdfast.keeper import chores
 from holdfast.keeper.keeper import Keeper
 from holdfast.keeper.settings import KeeperSettings
 from holdfast.stores.directory import DirectoryStore
@@ -31,6 +32,9 @@ def newest_checkpoint(run: str) -> str | None:
 
 
 def be_a_keeper(request: dict) -> int:
+    os.environ.update(request["environ"])
+    if os.environ.get("DIE_WHILE_WRITING"):
+        chores.write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     log = Path(request["log"])
     given = dict(request["settings"])
     rules = RestartRules(**given.pop("rules", {"first_pause": 0.0}))
@@ -45,7 +49,6 @@ def be_a_keeper(request: dict) -> int:
         KeeperSettings(**given, rules=rules, hang=hang),
         report=report,
         newest_checkpoint=newest_checkpoint,
-        environ={**os.environ, **request["environ"]},
     )
     code = keeper.run()
     log.with_suffix(".why").write_text(keeper.why)

@@ -168,7 +168,13 @@ class Nodes:
     def address(self, index: int) -> str:
         return f"127.0.0.{10 + index}"
 
-    def start(self, *indices: int, command: list[str] | None = None, **settings: Any) -> None:
+    def start(
+        self,
+        *indices: int,
+        command: list[str] | None = None,
+        environ: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         """Keepers on these nodes, in this order: each has registered before the next one starts."""
         for index in indices:
             registered = self.registered()
@@ -180,6 +186,7 @@ class Nodes:
                     "environ": {
                         "DIRECTOR": self.director.path,
                         "NODE_DIR": str(self.folder / f"disk{index}"),
+                        **(environ or {}),
                     },
                     "log": str(self.folder / f"keeper{index}"),
                 },

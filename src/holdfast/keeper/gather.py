@@ -38,11 +38,11 @@ class Gathering:
         stop was asked for meanwhile."""
         opened = self._clock.monotonic()
         enough_at: float | None = None
-        self._probe(lead)
         while True:
             lead.require_newest()
             if lead.asked is not None:
                 return []
+            self._probe(lead)
             now = self._clock.monotonic()
             present = dict(lead.roster.members)
             self._absent -= set(present)

@@ -22,29 +22,26 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.events import Warned
 from holdfast.jobs import exit_codes
-from holdfast.jobs.attempts import AttemptEnd, Tally
-from holdfast.jobs.watchdog import Watchdog
+from holdfast.jobs.attempts import Tally
 from holdfast.keeper.chores import Chores
-from holdfast.keeper.flush import flush
 from holdfast.keeper.lead import Knowledge, Lead, Report
 from holdfast.keeper.meeting import Meeting
+from holdfast.keeper.node import Node
 from holdfast.keeper.post import Post
 from holdfast.keeper.seek import GivenUp, Link, dial, seek
 from holdfast.keeper.settings import KeeperSettings
+from holdfast.keeper.voice import Beating
 from holdfast.keeper.wake import Wake
-from holdfast.keeper.words import end_to_json
-from holdfast.keeper.workers import Place, Workers, cannot_start
 from holdfast.keeper.world import World
 
 LOOK_SECONDS = 1.0
 SEEK_PAUSE = 0.2
-GONE_SECONDS = 30.0
 LEAD_ENDS_SECONDS = 15.0
 
 
 class Keeper:
     """`report` hears what happens to the job, on the node that leads. `leaving` answers why this machine will
-    be taken away, or None."""
+    be taken away, or None. `why` says, afterwards, what the exit code means this time."""
 
     def __init__(
         self,
@@ -67,37 +64,34 @@ class Keeper:
         self._environ = dict(os.environ if environ is None else environ)
         self._clock = clock or SystemClock()
         self._knows = Knowledge()
+        # Leaders that were lost. They are not asked again.
         self._gone: set[int] = set()
-        self._watchdogs = [Watchdog(settings.hang) for _ in range(settings.procs_per_node)]
         self._lead: Lead | None = None
         self._link: Link | None = None
-        self._workers: Workers | None = None
         self._asked: str | None = None
-        self._kill_at: float | None = None
-        self._stopping = False
-        self._run = settings.run
         self.why = ""
 
     def run(self) -> int:
         """Until the job is over, here or everywhere. Returns the exit code, documented in `exit_codes`."""
-        self._meeting = Meeting(self._settings.meet)
+        settings = self._settings
+        self._meeting = Meeting(settings.meet)
         with contextlib.ExitStack() as opened:
             self._wake = opened.enter_context(Wake())
-            self._folder = Path(
-                opened.enter_context(
-                    tempfile.TemporaryDirectory(prefix="holdfast-run-", dir=_memory_folder())
-                )
+            beats = opened.enter_context(
+                tempfile.TemporaryDirectory(prefix="holdfast-run-", dir=_memory_folder())
+            )
+            self._node = Node(
+                self._command, settings, self._environ, Path(beats), self._clock, self._open_output
             )
             self._post = Post(
-                self._settings.address, self._meeting.token, self._clock,
-                silence_seconds=self._settings.silence_seconds,
-            )  # fmt: skip
+                settings.address, self._meeting.token, self._clock, silence_seconds=settings.silence_seconds
+            )
             opened.callback(self._post.close)
-            self._me = self._meeting.register(self._settings.address, self._post.port)
+            self._me = self._meeting.register(settings.address, self._post.port)
             opened.callback(self._unregister)
-            self._chores = Chores(self._me, self._meeting.token, self._environ, self._wake.work_done)
+            self._chores = Chores(self._me, self._meeting.token, self._wake.work_done)
             opened.callback(self._chores.close)
-            opened.callback(self._end_workers)
+            opened.callback(lambda: self._node.end(self._pause))
             try:
                 return self._live()
             except GivenUp as given_up:
@@ -109,23 +103,26 @@ class Keeper:
             if link is None:
                 return self._exit(exit_codes.PLEASE_RUN_AGAIN, f"{self._asked} while looking for a leader")
             self._link = link
+            beating = Beating(lambda link=link: [link.voice], self._settings.beat_seconds)  # type: ignore[misc]
             code: int | None = None
             try:
                 code = self._follow(link)
-            except OSError as error:
+            except (OSError, HoldfastError) as error:
                 self._warn(f"{link.leader} does not lead any more: {error}")
                 self._gone.add(link.leader.number)
             finally:
+                self._link = None
+                beating.stop()
                 link.close()
-                if code is None:
-                    self._end_workers()
                 self._stop_leading()
+                self._node.end(self._pause)
             if code is not None:
                 return code
 
     # ---- whom to follow
 
     def _find_leader(self) -> Link | None:
+        """None if this keeper was asked to stop meanwhile."""
         end = self._clock.monotonic() + self._settings.join_seconds
         while self._asked is None:
             found = seek(
@@ -141,31 +138,22 @@ class Keeper:
                     f"no keeper in {self._meeting.folder} has led for {self._settings.join_seconds:g} s",
                     hint="can all nodes reach each other?",
                 )
-            with selectors.DefaultSelector() as waiting:
-                waiting.register(self._wake, selectors.EVENT_READ)
-                waiting.select(SEEK_PAUSE)
-            self._heed_signals()
+            self._pause(SEEK_PAUSE)
         return None
 
     def _begin_to_lead(self) -> Link:
-        newest = self._meeting.newest_world()
-        mine = self._knows.world
+        newest, mine = self._meeting.newest_world(), self._knows.world
         if mine is not None and newest is not None and newest.generation > mine.generation:
             # Others led meanwhile, and are gone.
             self._knows = replace(self._knows, world=newest)
         self._lead = Lead(
             self._me, self._settings, self._meeting, self._knows, self._clock,
-            gone=self._gone, report=self._report, newest_checkpoint=self._newest_checkpoint, flush=flush,
+            gone=self._gone, report=self._report, newest_checkpoint=self._newest_checkpoint,
         )  # fmt: skip
         self._post.hand_over(self._lead.roster)
         self._lead.start()
-        link = dial(
-            self._me, self._meeting.token, self._clock, silence_seconds=self._settings.silence_seconds
-        )
-        link.channel.send(self._hello())
-        link.channel.receive()
-        link.channel.limit(None)
-        return link
+        silence = self._settings.silence_seconds
+        return dial(self._me, self._meeting.token, self._hello(), self._clock, silence_seconds=silence)[0]
 
     def _stop_leading(self) -> None:
         self._post.hand_over(None)
@@ -179,141 +167,79 @@ class Keeper:
     # ---- following
 
     def _follow(self, link: Link) -> int | None:
-        """Until the job is over (its exit code), or the leader is (None, or OSError)."""
+        """Until the job is over (its exit code), or its leader is (None, or an error)."""
         heard = self._clock.monotonic()
-        beat_at = heard
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._wake, selectors.EVENT_READ)
             waiting.register(link, selectors.EVENT_READ)
             while True:
-                pause = min(beat_at, self._kill_at or beat_at) - self._clock.monotonic()
-                ready = waiting.select(max(min(pause, LOOK_SECONDS), 0.0))
-                if any(key.fileobj is link for key, _ in ready):
-                    message = link.channel.receive()
+                due, now = self._node.due, self._clock.monotonic()
+                pause = LOOK_SECONDS if due is None else min(max(due - now, 0.0), LOOK_SECONDS)
+                if any(key.fileobj is link for key, _ in waiting.select(pause)):
+                    message = link.voice.hear()
                     heard = self._clock.monotonic()
                     if message.get("say") == "step down":
                         return None
                     if message.get("say") == "exit":
-                        link.channel.send({"say": "bye"})
+                        self._say({"say": "bye"})
                         return self._exit(int(message["code"]), str(message.get("why")))
                     self._heed(message)
-                now = self._clock.monotonic()
-                if now - heard > self._settings.silence_seconds:
+                if self._clock.monotonic() - heard > self._settings.silence_seconds:
                     raise TimeoutError(f"no sign of life for {self._settings.silence_seconds:g} s")
                 self._heed_signals()
                 if self._asked is not None and self._is_spare:
-                    link.channel.send({"say": "bye"})
+                    self._say({"say": "bye"})
                     return self._exit(exit_codes.PLEASE_RUN_AGAIN, f"{self._asked}: this spare node leaves")
-                self._look_at_workers(now)
+                self._node.look(self._asked, self._say, self._stopped)
                 for result in self._chores.finished():
                     self._say(result)
-                if now >= beat_at:
-                    beat_at = now + self._settings.beat_seconds
-                    self._say({"say": "beat", **self._seen()})
 
     def _heed(self, message: dict[str, Any]) -> None:
         said, generation = message.get("say"), message.get("generation")
+        world = self._knows.world
         if said == "world":
-            self._knows = Knowledge(
-                World.from_json(message["world"]), Tally(**message["tally"]), message["run"],
-                message["asked"], message["newest"],
-            )  # fmt: skip
-            self._run = self._run or message["run"]
+            tally = Tally(**message["tally"])
+            world = World.from_json(message["world"])
+            self._knows = Knowledge(world, tally, message["run"], message["newest"])
+            self._node.run = self._node.run or message["run"]
+        elif said == "run":
+            self._knows = replace(self._knows, run=message["run"])
+            self._node.run = self._node.run or message["run"]
         elif said == "port":
             self._say({"say": "port", "generation": generation, "port": _free_port()})
-        elif said == "start" and self._knows.world is not None and self._knows.world.generation == generation:
-            self._start(self._knows.world, int(message["port"]), int(message["attempt"]))
+        elif said == "start" and world is not None and world.generation == generation:
+            index = world.index_of(self._me.number)
+            if index is not None:
+                self._chores.stop_serving()
+                self._node.start(world, index, int(message["port"]), int(message["attempt"]), self._say)
         elif said == "stop":
-            self._stopping = True
-            self._kill_at = self._clock.monotonic() + float(message["grace"])
+            self._node.stop(int(message["generation"]), float(message["grace"]))
         elif said == "chore":
             self._chores.do(message)
 
-    # ---- workers
-
-    def _start(self, world: World, port: int, attempt: int) -> None:
-        index = world.index_of(self._me.number)
-        if index is None or self._workers is not None:
-            return
-        self._chores.forget()
-        run_id = f"holdfast-{os.path.basename(self._meeting.folder)}"
-        place = Place(world, index, port, attempt, run_id, self._settings.deadline)
-        try:
-            self._workers = Workers(
-                self._command, place, self._environ, self._folder, self._watchdogs,
-                self._clock.monotonic(), self._open_output,
-            )  # fmt: skip
-        except OSError as error:
-            self._tell_end(world.generation, 0, cannot_start(self._command, error))
-
-    def _look_at_workers(self, now: float) -> None:
-        workers = self._workers
-        if workers is None:
-            if self._stopping:
-                self._say_stopped()
-            return
-        for local_rank, end in workers.look(now, self._asked):
-            self._tell_end(workers.place.world.generation, local_rank, end)
-        self._run = self._run or workers.run
-        gone = workers.are_gone if self._kill_at is not None else False
-        if self._kill_at is not None and not gone and now >= self._kill_at:
-            workers.kill()
-            # Killed processes are gone in a moment; those that wait for a dead file system, perhaps never.
-            self._kill_at = now + 0.1
-        if self._stopping and gone:
-            self._forget_workers()
-            self._say_stopped()
-
-    def _end_workers(self) -> None:
-        """At once, without anybody to tell."""
-        workers, end = self._workers, self._clock.monotonic() + GONE_SECONDS
-        if workers is not None:
-            workers.kill()
-            while not workers.are_gone and self._clock.monotonic() < end:
-                with selectors.DefaultSelector() as waiting:
-                    waiting.register(self._wake, selectors.EVENT_READ)
-                    waiting.select(0.05)
-                self._heed_signals()
-            self._forget_workers()
-        self._stopping, self._kill_at = False, None
-
-    def _forget_workers(self) -> None:
-        if self._workers is not None:
-            self._workers.clear()
-        self._workers = None
-        self._kill_at = None
-
-    def _say_stopped(self) -> None:
-        self._stopping, self._kill_at = False, None
-        self._say({"say": "stopped", "newest": self._chores.newest_here(self._run, self._node)})
-
-    def _tell_end(self, generation: int, local_rank: int, end: AttemptEnd) -> None:
-        told = {"generation": generation, "local_rank": local_rank, "end": end_to_json(end)}
-        self._say({"say": "ended", **told, **self._seen()})
+    def _stopped(self, generation: int) -> None:
+        # What the node has now is the measure of progress. Looked up behind: a disk may take its time.
+        self._chores.do({"chore": "stopped", "generation": generation, "run": self._node.run})
 
     # ---- being asked to stop
 
     def _heed_signals(self) -> None:
-        asked: list[tuple[str, int]] = [
-            (signal.Signals(n).name, n if n != signal.SIGHUP else signal.SIGTERM)
-            for n in self._wake.stop_signals()
-        ]
-        if not asked and self._asked is None:
-            leaving = self._leaving()
+        for number in self._wake.stop_signals():
+            self._stop_is_asked(signal.Signals(number).name, number)
+        if self._asked is None:
             deadline = self._settings.deadline
-            if leaving is not None:
-                asked = [("preemption", signal.SIGTERM)]
+            if self._leaving() is not None:
+                self._stop_is_asked("preemption", signal.SIGTERM)
             elif deadline is not None and self._clock.wall() >= deadline.at:
-                asked = [("time limit", signal.SIGTERM)]
-        for why, number in asked:
-            if self._workers is not None:
-                self._workers.signal(number)
-            if self._asked is None:
-                self._asked = why
-                self._kill_at = self._clock.monotonic() + self._settings.grace
-                if self._link is not None and not self._is_spare:
-                    with contextlib.suppress(OSError):
-                        self._say({"say": "asked", "why": why})
+                self._stop_is_asked("time limit", signal.SIGTERM)
+
+    def _stop_is_asked(self, why: str, number: int) -> None:
+        # A lost terminal is passed on as a request to stop, which a training can answer with a checkpoint.
+        self._node.signal(signal.SIGTERM if number == signal.SIGHUP else number)
+        if self._asked is None:
+            self._asked = why
+            if not self._is_spare:
+                self._say({"say": "asked", "why": why})
 
     @property
     def _is_spare(self) -> bool:
@@ -323,18 +249,15 @@ class Keeper:
 
     # ---- small things
 
-    @property
-    def _node(self) -> str | None:
-        world = self._knows.world
-        index = world.index_of(self._me.number) if world is not None else None
-        return None if world is None or index is None else world.seats[index].node
-
-    def _seen(self) -> dict[str, Any]:
-        return {} if self._run is None else {"run": self._run}
+    def _pause(self, seconds: float) -> None:
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._wake, selectors.EVENT_READ)
+            waiting.select(seconds)
+        self._heed_signals()
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._link is not None:
-            self._link.channel.send(message)
+            self._link.voice.say(message)
 
     def _exit(self, code: int, why: str) -> int:
         self.why = why

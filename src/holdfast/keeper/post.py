@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
+from holdfast.keeper.voice import Voice
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.wire import Channel
 from holdfast.stores.wire_handshake import admit
@@ -21,7 +22,7 @@ _STRANGERS_AT_ONCE = 1024
 
 
 class Host(Protocol):
-    def converse(self, channel: Channel, hello: dict[str, Any]) -> None:
+    def converse(self, voice: Voice, hello: dict[str, Any]) -> None:
         """In a thread of its own, until the connection ends."""
         ...
 
@@ -85,13 +86,14 @@ class Post:
             channel = Channel(connection, self._clock, silence_seconds=self._silence)
             channel.limit(_HANDSHAKE_SECONDS)
             admit(channel, self._token)
-            hello = channel.receive()
+            voice = Voice(channel)
+            hello = voice.hear()
             channel.limit(None)
             host = self._host
             if host is None:
-                channel.send({"answer": "not leading"})
+                voice.say({"answer": "not leading"})
             else:
-                host.converse(channel, hello)
+                host.converse(voice, hello)
         except (OSError, HoldfastError) as error:
             # Keepers come and go, and strangers try; whoever cares has an error of its own.
             log.debug("holdfast: a connection to this keeper ended: %s", error)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreError
+from holdfast.keeper.voice import Beating, Voice
 from holdfast.keeper.world import Card
-from holdfast.stores.wire import Channel
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,16 @@ class Said:
     card: Card
     message: dict[str, Any]
 
+    @property
+    def word(self) -> str:
+        return str(self.message.get("say"))
+
 
 News = Came | Gone | Said
 
 
 class Roster:
-    """Satisfies Host. `refuse` answers why a keeper may not come in, or None."""
+    """Satisfies Host. `refuse` answers what to tell a keeper that may not come in, or None."""
 
     def __init__(
         self,
@@ -49,83 +53,82 @@ class Roster:
         refuse: Callable[[dict[str, Any]], dict[str, Any] | None],
     ) -> None:
         self._clock = clock
-        self._beat = beat_seconds
         self._silence = silence_seconds
         self._refuse = refuse
-        self._inbox: queue.SimpleQueue[tuple[Channel, News]] = queue.SimpleQueue()
-        self._channels: dict[int, Channel] = {}
-        self._beat_at = 0.0
+        self._inbox: queue.SimpleQueue[tuple[Voice, News]] = queue.SimpleQueue()
+        self._voices: dict[int, Voice] = {}
         self.members: dict[int, Card] = {}
+        self._beating = Beating(lambda: list(self._voices.values()), beat_seconds)
+
+    def close(self) -> None:
+        self._beating.stop()
 
     # ---- in the thread of a connection
 
-    def converse(self, channel: Channel, hello: dict[str, Any]) -> None:
+    def converse(self, voice: Voice, hello: dict[str, Any]) -> None:
         refusal = self._refuse(hello)
         if refusal is not None:
-            channel.send(refusal)
+            voice.say(refusal)
             return
-        card = Card(int(hello["number"]), str(hello["address"]), int(hello["port"]), str(hello["host"]))
-        self._inbox.put((channel, Came(card)))
+        card = _card(hello)
+        self._inbox.put((voice, Came(card)))
         why = "it left"
         try:
             while True:
-                channel.wait(self._silence)
-                message = channel.receive()
+                voice.channel.wait(self._silence)
+                message = voice.hear()
                 if message.get("say") == "bye":
                     return
-                if message.get("say") != "beat" or "run" in message:
-                    self._inbox.put((channel, Said(card, message)))
+                if message.get("say") != "beat":
+                    self._inbox.put((voice, Said(card, message)))
         except TimeoutError:
             why = f"no sign of life for {self._silence:g} s"
         except (OSError, HoldfastError) as error:
             why = f"its connection broke: {error}"
         finally:
-            self._inbox.put((channel, Gone(card, why)))
+            self._inbox.put((voice, Gone(card, why)))
 
     # ---- in the leader's thread
 
     def next(self, seconds: float) -> News | None:
-        """What comes next, or None after `seconds`. Signs of life go out meanwhile."""
+        """What comes next, or None after `seconds`."""
         end = self._clock.monotonic() + seconds
         while True:
-            self._send_beats()
-            now = self._clock.monotonic()
             try:
-                channel, news = self._inbox.get(timeout=max(min(end, self._beat_at) - now, 0.0))
+                voice, news = self._inbox.get(timeout=max(end - self._clock.monotonic(), 0.0))
             except queue.Empty:
-                if self._clock.monotonic() >= end:
-                    return None
-                continue
-            if self._take(channel, news):
+                return None
+            if self._take(voice, news):
                 return news
 
-    def _take(self, channel: Channel, news: News) -> bool:
+    def _take(self, voice: Voice, news: News) -> bool:
         number = news.card.number
         if isinstance(news, Came):
-            self._channels[number] = channel
+            self._voices[number] = voice
             self.members[number] = news.card
             self.tell(number, {"answer": "welcome"})
             return True
-        if self._channels.get(number) is not channel:
+        if self._voices.get(number) is not voice:
             # The end of a connection that a newer one has replaced, or words that came through it.
             return False
         if isinstance(news, Gone):
-            del self._channels[number], self.members[number]
+            del self._voices[number], self.members[number]
         return True
 
     def tell(self, number: int, message: dict[str, Any]) -> None:
-        """Best effort: whoever cannot be told is found gone by the thread that reads from it."""
-        channel = self._channels.get(number)
-        if channel is not None:
+        """Best effort: whoever cannot be told is found gone by the thread that listens to it."""
+        voice = self._voices.get(number)
+        if voice is not None:
             with contextlib.suppress(OSError):
-                channel.send(message)
+                voice.say(message)
 
     def tell_all(self, message: dict[str, Any]) -> None:
-        for number in list(self._channels):
+        for number in list(self._voices):
             self.tell(number, message)
 
-    def _send_beats(self) -> None:
-        now = self._clock.monotonic()
-        if now >= self._beat_at:
-            self._beat_at = now + self._beat
-            self.tell_all({"say": "beat"})
+
+def _card(hello: dict[str, Any]) -> Card:
+    try:
+        return Card(int(hello["number"]), str(hello["address"]), int(hello["port"]), str(hello["host"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"a keeper introduced itself badly: {error!r}") from error

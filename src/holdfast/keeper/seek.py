@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, SetupError
 from holdfast.keeper.meeting import Meeting
+from holdfast.keeper.voice import Voice
 from holdfast.keeper.world import Card
 from holdfast.stores.side_by_side import side_by_side
 from holdfast.stores.wire import Channel
@@ -28,13 +29,13 @@ class Link:
 
     leader: Card
     connection: socket.socket
-    channel: Channel
+    voice: Voice
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
     def close(self) -> None:
-        self.channel.close()
+        self.connection.close()
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,11 @@ def seek(
     def ask(index: int) -> None:
         card = asked[index]
         try:
-            link = dial(card, meeting.token, clock, silence_seconds=silence_seconds)
+            link, answer = dial(card, meeting.token, hello, clock, silence_seconds=silence_seconds)
         except (OSError, HoldfastError):
             return
-        try:
-            link.channel.send(hello)
-            answers[card.number] = link.channel.receive()
-            link.channel.limit(None)
-        except (OSError, HoldfastError):
-            link.close()
-            return
-        if answers[card.number].get("answer") == "welcome":
+        answers[card.number] = answer
+        if answer.get("answer") == "welcome":
             links[card.number] = link
         else:
             link.close()
@@ -107,13 +102,20 @@ def seek(
     return Found(None, lower=any(number < me.number for number in answers))
 
 
-def dial(card: Card, token: bytes, clock: Clock, *, silence_seconds: float) -> Link:
+def dial(
+    card: Card, token: bytes, hello: dict[str, Any], clock: Clock, *, silence_seconds: float
+) -> tuple[Link, dict[str, Any]]:
+    """A connection, and what the keeper there answers to `hello`."""
     connection = socket.create_connection((card.address, card.port), timeout=DIAL_SECONDS)
-    channel = Channel(connection, clock, silence_seconds=silence_seconds)
     try:
+        channel = Channel(connection, clock, silence_seconds=silence_seconds)
         channel.limit(DIAL_SECONDS)
         introduce(channel, token)
+        voice = Voice(channel)
+        voice.say(hello)
+        answer = voice.hear()
+        channel.limit(None)
     except BaseException:
         connection.close()
         raise
-    return Link(card, connection, channel)
+    return Link(card, connection, voice), answer

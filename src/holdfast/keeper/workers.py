@@ -18,8 +18,7 @@ from holdfast.jobs.supervisor_child import Child
 from holdfast.jobs.supervisor_memory import oom_kills
 from holdfast.jobs.watchdog import Watchdog
 from holdfast.keeper.world import World
-
-NODE, ADDRESS = "HOLDFAST_NODE", "HOLDFAST_ADDRESS"
+from holdfast.tiers.node_places import ADDRESS, NODE
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,6 @@ class Workers:
         """The run's folder, as soon as one of them has said it."""
         return next((beat.run for beat in self._beats if beat is not None), None)
 
-    @property
-    def step(self) -> int | None:
-        return max((beat.step for beat in self._beats if beat is not None), default=None)
-
     def look(self, now: float, asked: str | None) -> list[tuple[int, AttemptEnd]]:
         """The workers that have ended, or hang, since the last look."""
         news: list[tuple[int, AttemptEnd]] = []
@@ -147,6 +142,11 @@ class Workers:
         """Everything they have started, too. At once: what was committed is safe, the rest is nothing."""
         for child in self._children:
             child.kill()
+
+    @property
+    def all_told(self) -> bool:
+        """Whether `look` has spoken of every one of them."""
+        return len(self._told) == len(self._children)
 
     @property
     def are_gone(self) -> bool:

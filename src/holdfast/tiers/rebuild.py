@@ -65,7 +65,7 @@ def rebuild(
             if is_good(mine, name, record):
                 good.append(record.name)
                 continue
-            source = _MendedFile(record, files, parity)
+            source = MendedFile(record, files, parity)
             try:
                 mine.put(name, source, expect=record, replace=record.name in files.held.get(me, {}))
             except Cancelled:
@@ -80,7 +80,7 @@ def rebuild(
         return Rebuilt(name, tuple(good), tuple(copied), tuple(computed), files.bytes_read)
 
 
-class _MendedFile(PulledFile):
+class MendedFile(PulledFile):
     """Each chunk from a node that has it good; one that nobody has, from parity."""
 
     def __init__(self, record: FileRecord, files: CheckedFiles, parity: ParityOfCheckpoint) -> None:
