@@ -1,5 +1,7 @@
 """The store of one node: the contract of all stores, and files that come after the commit."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -182,3 +184,58 @@ def test_whatever_call_fails_the_next_attempt_ends_well_and_nothing_half_is_comm
         if not io.fired:
             break
     assert 20 < nth < 200
+
+
+class _Halting(MemoryImage):
+    """Stops in the middle of being written until it is told to go on."""
+
+    def __init__(self, name: str, data: bytes, begun: int, go_on: int) -> None:
+        super().__init__(name, data)
+        self._begun, self._go_on = begun, go_on
+
+    def view(self, start: int, stop: int) -> memoryview:
+        os.write(self._begun, b"x")
+        os.read(self._go_on, 1)
+        return super().view(start, stop)
+
+
+def test_two_processes_of_a_node_write_into_one_place(tmp_path: Path) -> None:
+    name, data = str(draft(7).name), b"of the other process"
+    begun_read, begun = os.pipe()
+    go_on, say_go_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            NodeStore(tmp_path, uuid=UUID).put(name, _Halting("b-r00001.bin", data, begun, go_on))
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.read(begun_read, 1) == b"x"
+    mine = NodeStore(tmp_path, uuid=UUID)
+    # This one sweeps what the dead left; the other lives.
+    mine.put(name, MemoryImage("a-r00000.bin", b"mine"))
+    os.write(say_go_on, b"x")
+    assert os.waitpid(child, 0)[1] == 0, "its half-written file was taken away"
+    assert mine.held(name) == {"a-r00000.bin": 4, "b-r00001.bin": len(data)}
+    for handle in (begun_read, begun, go_on, say_go_on):
+        os.close(handle)
+
+
+def test_what_a_dead_process_was_writing_is_swept(tmp_path: Path) -> None:
+    name = str(draft(7).name)
+    begun_read, begun = os.pipe()
+    go_on, say_go_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        NodeStore(tmp_path, uuid=UUID).put(name, _Halting("b-r00001.bin", b"half", begun, go_on))
+        os._exit(0)
+    assert os.read(begun_read, 1) == b"x"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    place = tmp_path / "ckpt" / f"{name}.incoming"
+    assert [n for n in names_in(place) if n.startswith("part-")]
+    NodeStore(tmp_path, uuid=UUID).put(name, MemoryImage("a-r00000.bin", b"mine"))
+    assert names_in(place) == {"a-r00000.bin"}
+    for handle in (begun_read, begun, go_on, say_go_on):
+        os.close(handle)
