@@ -6,28 +6,23 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from holdfast.checkpoints.find import committed
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.rescue import rescue
+from holdfast.cli.run_history import History, leaving, newest_checkpoint, output_opener
+from holdfast.cli.run_nodes import add_node_options, run_nodes, wants_nodes
 from holdfast.cli.run_view import RunView
 from holdfast.clock import SystemClock
-from holdfast.errors import HoldfastError, SetupError
-from holdfast.events import Event
+from holdfast.errors import SetupError
 from holdfast.jobs.attempts import RestartRules
 from holdfast.jobs.deadline import VARIABLE, earliest, parse_deadline, parse_time_limit
 from holdfast.jobs.environment import WallDeadline, detect
-from holdfast.jobs.notices import NoticePoller
 from holdfast.jobs.spot_machine import spot_poller
 from holdfast.jobs.supervisor import Supervisor, SupervisorSettings
 from holdfast.jobs.watchdog import HangLimits
 from holdfast.programs.dmtcp import dmtcp_command
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.journal import Journal
 from holdfast.units import parse_seconds
 
 EXIT_CODES = """\
@@ -35,8 +30,10 @@ exit codes:
   0   the work is complete
   75  stopped with a checkpoint (signal, time limit, spot notice): run the same command again
   78  the command said that running again cannot help
+  91  too few nodes are left; the newest checkpoint they had is in the run's folder
   92  the budget of restarts is used up
   93  restarts made no new checkpoint
+  94  the other nodes took this one for lost and go on without it
   126, 127  the command cannot be executed, or does not exist
   130 interrupted by Ctrl-C, with a checkpoint
 """
@@ -88,7 +85,9 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument("--log", metavar="FILE", help="append every event as a line of JSON")
     parser.add_argument(
-        "--output", metavar="FILE", help="the command's output goes here; {attempt} in the name is replaced"
+        "--output",
+        metavar="FILE",
+        help="the command's output goes here; {attempt} and {rank} in it are replaced",
     )
     parser.add_argument(
         "--status", action=argparse.BooleanOptionalAction, default=None,
@@ -102,6 +101,7 @@ def add_parser(verbs: Any) -> None:
         "--interval", default="auto", metavar="TIME",
         help="with --dmtcp: time between checkpoints (default auto, from measured costs)",
     )  # fmt: skip
+    add_node_options(parser)
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -114,20 +114,23 @@ def run(options: argparse.Namespace) -> int:
         options.folder = options.folder or f"runs/{Path(command[0]).name}"
         command = dmtcp_command(command, run=options.folder, interval=options.interval)
     settings = _settings(options)
+    if wants_nodes(options):
+        return run_nodes(options, command, settings)
     live = options.status
     if live is None:
         live = sys.stderr.isatty() and options.output is not None
     view = RunView(live=live)
-    history = _History(options.log, view.tell)
+    history = History(options.log, view.tell)
     notices = spot_poller(options.spot, os.environ)
+    open_output = output_opener(options.output, to_stderr=options.json)
     supervisor = Supervisor(
         command,
         settings,
         report=history.report,
         newest_checkpoint=newest_checkpoint,
-        leaving=lambda: _leaving(notices),
+        leaving=lambda: leaving(notices),
         show=view.show,
-        open_output=_output(options.output, to_stderr=options.json),
+        open_output=lambda attempt: open_output(attempt, 0),
     )
     if notices is not None:
         notices.start()
@@ -179,65 +182,3 @@ def _deadline(options: argparse.Namespace) -> WallDeadline | None:
     if os.environ.get(VARIABLE):
         known.append(parse_deadline(os.environ[VARIABLE], now, VARIABLE))
     return earliest(known)
-
-
-def _leaving(notices: NoticePoller | None) -> str | None:
-    """Advice to move soon is for the training itself, which can save without stopping."""
-    notice = None if notices is None else notices.newest
-    return str(notice) if notice is not None and notice.stops else None
-
-
-def newest_checkpoint(run: str) -> str | None:
-    """Progress, as the supervisor understands it. A folder that cannot be read shows none."""
-    try:
-        return next((str(one.name) for one in committed(DirectoryStore(run)) if one.manifest), None)
-    except HoldfastError:
-        return None
-
-
-def _output(pattern: str | None, *, to_stderr: bool) -> Callable[[int], IO[bytes] | None]:
-    def open_output(attempt: int) -> IO[bytes] | None:
-        if pattern is None:
-            # With --json, standard output belongs to the one object at the end.
-            return os.fdopen(os.dup(sys.stderr.fileno()), "wb") if to_stderr else None
-        path = Path(pattern.replace("{attempt}", str(attempt)))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("ab")
-        except OSError as error:
-            raise SetupError(
-                f"cannot write the output to {path}: {error.strerror}", hint="choose another --output"
-            ) from error
-
-    return open_output
-
-
-class _History:
-    """Every event to the screen, to the log, and, once the run's folder is known, to its journal."""
-
-    def __init__(self, log: str | None, tell: Callable[[Event], None]) -> None:
-        self._log = log
-        self._tell = tell
-        self._waiting: list[Event] = []
-        self._all: list[Event] = []
-        self.folder: str | None = None
-
-    def report(self, event: Event, folder: str | None) -> None:
-        self._tell(event)
-        self._all.append(event)
-        self._waiting.append(event)
-        if self._log is not None:
-            try:
-                with open(self._log, "a", encoding="utf-8") as file:
-                    file.write(event.to_line() + "\n")
-            except OSError as error:
-                raise SetupError(
-                    f"cannot write the log {self._log}: {error.strerror}", hint="choose another --log"
-                ) from error
-        if folder is not None:
-            self.folder = folder
-            Journal(folder).append(*self._waiting)
-            self._waiting.clear()
-
-    def as_json(self) -> list[dict[str, Any]]:
-        return [{"event": type(event).__name__, **asdict(event)} for event in self._all]

@@ -6,6 +6,7 @@ a limit. What it knows the others know too (the world, the tally), so any of the
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -155,7 +156,7 @@ class Lead:
         generation = Generation(self, world)
         end = generation.start(attempt)
         if end is None:
-            self.tell(AttemptStarted(time=self.clock.wall(), attempt=attempt, pid=0))
+            self.tell(AttemptStarted(time=self.clock.wall(), attempt=attempt, pid=os.getpid()))
             end = generation.watch()
         if end.cause != "finished":
             end = generation.stop(end)
