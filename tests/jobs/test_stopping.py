@@ -48,9 +48,12 @@ def stops(folder: Path, at: Callable[[str], None], code: int = PLEASE_RUN_AGAIN)
     assert left.value.code == code
     ends = [event for event in read_events(folder) if isinstance(event, RunEnded)]
     assert [end.how for end in ends] == ["stopped"]
-    commits = [event.step for event in read_events(folder) if isinstance(event, SaveCommitted)]
-    assert commits[-1] == ends[0].step == holdfast.checkpoints(folder)[0].step
-    assert len(commits) == len(set(commits)), "a step was saved twice"
+    saves = [event for event in read_events(folder) if isinstance(event, SaveCommitted)]
+    assert saves[-1].step == ends[0].step == holdfast.checkpoints(folder)[0].step
+    # On a busy disk a save by rhythm may be late and fall on the step of the stop, before its epoch ends.
+    routine = [save.step for save in saves if not save.reason.startswith("stopping")]
+    assert len(routine) == len(set(routine)), "a step was saved twice"
+    assert len(saves) - len(routine) <= 1, "one stop was saved twice"
     return ends[0]
 
 
