@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from holdfast.checkpoints.retention import Retention
     from holdfast.engine.run import Run
     from holdfast.engine.torch_restore import load_weights, restore
+    from holdfast.policy.convergence import ConvergenceSettings
+    from holdfast.tiers.words import Tier
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConvergenceSettings",
     "HoldfastError",
     "InternalError",
     "RestoreError",
@@ -32,6 +35,7 @@ __all__ = [
     "SaveError",
     "SetupError",
     "StoreError",
+    "Tier",
     "checkpoints",
     "load_weights",
     "restore",
@@ -39,8 +43,10 @@ __all__ = [
 
 # Looked up when first used, so that `holdfast list` on a login node does not import torch.
 _LAZY = {
+    "ConvergenceSettings": "holdfast.policy.convergence",
     "Retention": "holdfast.checkpoints.retention",
     "Run": "holdfast.engine.run",
+    "Tier": "holdfast.tiers.words",
     "load_weights": "holdfast.engine.torch_restore",
     "restore": "holdfast.engine.torch_restore",
 }

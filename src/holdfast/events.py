@@ -46,6 +46,8 @@ class RunStarted(Event):
     host: str
     pid: int
     writer_epoch: int
+    # The settings that say when to save, as the user wrote them.
+    policy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class Progress(Event):
     epoch: int
     step_seconds: float
     loss: float | None = None
+    # What the policy is doing and why, in one line.
+    policy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

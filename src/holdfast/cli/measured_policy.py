@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from holdfast.checkpoints.find import Found
 from holdfast.cli.stored_state import read_state
-from holdfast.events import Event, SaveCommitted, SaveDecided, SaveFailed, SnapshotTaken
+from holdfast.events import Event, Progress, RunStarted, SaveCommitted, SaveDecided, SaveFailed, SnapshotTaken
 from holdfast.policy.failures import FailureHistory, prior_rate
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
@@ -22,6 +22,9 @@ _Kind = TypeVar("_Kind", bound=Event)
 class Measured:
     """Seconds and bytes; None where the journal or the checkpoint says nothing. Costs are medians."""
 
+    # As the user wrote them, and what the policy last said about itself.
+    settings: str | None
+    explanation: str | None
     saves: int
     saves_failed: int
     last_reason: str | None
@@ -40,7 +43,9 @@ class Measured:
 
     def lines(self) -> list[str]:
         failed = f", {self.saves_failed} failed" if self.saves_failed else ""
-        said = [f"{self.saves} saves in the journal{failed}"]
+        said = [f"settings: {self.settings}"] if self.settings else []
+        said += [f"at its last sign of life: {self.explanation}"] if self.explanation else []
+        said.append(f"{self.saves} saves in the journal{failed}")
         if self.last_reason:
             said.append(f"last one because: {self.last_reason}")
         if self.gap_seconds is not None and self.gap_steps is not None:
@@ -72,6 +77,8 @@ def measure(store: DirectoryStore, found: Found) -> Measured:
     # The journal cannot know whether its last writer still lives; nothing is charged to it as a failure.
     history = FailureHistory.from_events(events, still_running=True)
     return Measured(
+        settings=next((e.policy for e in reversed(_of(events, RunStarted)) if e.policy), None),
+        explanation=next((e.policy for e in reversed(_of(events, Progress)) if e.policy), None),
         saves=len(committed),
         saves_failed=len(_of(events, SaveFailed)),
         last_reason=decided[-1].reason if decided else None,

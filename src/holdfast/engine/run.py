@@ -28,6 +28,7 @@ from holdfast.errors import SetupError
 from holdfast.jobs.deadline import GivenDeadline
 from holdfast.jobs.spot_machine import Spot
 from holdfast.policy.build import build_policy
+from holdfast.policy.convergence import ConvergenceSettings
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.failures import FailureHistory
 from holdfast.ranks.torch_team import team_from_torch
@@ -51,7 +52,7 @@ class Run:
     `path` is the run's folder. Objects are tracked by keyword: anything with `state_dict` and
     `load_state_dict`. Everything else has a default that needs no thought:
 
-    - `policy`, `budget`, `every`, `max_loss`, `mtbf`: when to save; see docs/policies.md.
+    - `policy`, `budget`, `every`, `max_loss`, `mtbf`, `convergence`: when to save; see docs/policies.md.
     - `tiers`: where copies go, nearest first: ["memory", "/local/nvme", "run", "s3://bucket/run every 10"];
       "run" is the run's own folder, which is all there is by default. See docs/tiers.md.
     - `keep`: which checkpoints stay: a number, or words such as "latest 3, best 2 of -val_loss".
@@ -79,6 +80,7 @@ class Run:
         every: str | int | Every | None = None,
         max_loss: str | float | None = None,
         mtbf: str | float | None = None,
+        convergence: ConvergenceSettings | None = None,
         tiers: Sequence[str | Tier] | None = None,
         keep: int | str | Retention = 2,
         seed: int = 0,
@@ -97,7 +99,13 @@ class Run:
     ) -> None:
         self._given_tiers = None if tiers is None else parse_tiers(tiers)
         self.path = os.fspath(path)
+        self._when: dict[str, Any] = {
+            "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
+            # Who says that this is a spot machine says how often it is lost.
+            "convergence": convergence, "spot": mtbf is None and spot in ("aws", "gcp", "azure"),
+        }  # fmt: skip
         self._settings = Settings(
+            when=", ".join(f"{name}={value!r}" for name, value in self._when.items() if value),
             seed=seed,
             on_save_error=on_save_error,
             copy=copy,
@@ -109,9 +117,6 @@ class Run:
         )
         self._clock = clock or SystemClock()
         self._retention = parse_keep(keep)
-        self._when: dict[str, Any] = {
-            "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
-        }  # fmt: skip
         self._stop: dict[str, Any] = {"deadline": deadline, "spot": spot, "on_stop": on_stop}
         Stopping.check(self._clock, **self._stop)
         self.policy: DebtPolicy = build_policy(**self._when)
@@ -144,7 +149,9 @@ class Run:
                 store, self._given_tiers, self._retention, self._clock, together, limit, os.environ
             )
             events = read_events(self.path)
-            self.policy = build_policy(**self._when, history=FailureHistory.from_events(events))
+            nodes = 1 if team is None else len(set(team.nodes))
+            history = FailureHistory.from_events(events)
+            self.policy = build_policy(**self._when, nodes=nodes, history=history)
             session = Session(
                 store,
                 self._tracked,

@@ -25,6 +25,8 @@ class Settings:
     wait_limit_seconds: float = 600.0
     seed_samples: bool = True
     audit_data: bool = False
+    # When to save, in the user's words: for the journal.
+    when: str = ""
 
     def __post_init__(self) -> None:
         if self.on_save_error not in ("warn", "raise"):

@@ -140,7 +140,7 @@ class Session:
         self._emit(
             RunStarted(
                 time=clock.wall(), step=state.step, host=os.uname().nodename, pid=os.getpid(),
-                writer_epoch=store.writer_epoch,
+                writer_epoch=store.writer_epoch, policy=settings.when,
             )
         )  # fmt: skip
         if tiers is not None:
@@ -306,7 +306,7 @@ class Session:
             Progress(
                 time=self._clock.wall(), step=self.state.step, epoch=self.state.epoch,
                 step_seconds=now - self._last_boundary,
-                loss=self._reported.loss_or_none(),
+                loss=self._reported.loss_or_none(), policy=self.policy.explain(),
             )
         )  # fmt: skip
 
