@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,33 @@ def test_tiers_of_an_earlier_attempt_are_found_without_being_named(tmp_path: Pat
     assert run.resumed is not None
     assert run.resumed.step == 3
     assert steps(tmp_path / "run") == [4]
+
+
+def test_a_run_whose_folder_was_lost_goes_on_from_an_outer_tier(tmp_path: Path) -> None:
+    home, outer = tmp_path / "run", tmp_path / "outer"
+    before = Loop()
+    before.run(home, 3, tiers=["run", str(outer)])
+    Loop().run(home, 3, tiers=["run", str(outer)])  # a second attempt: its epoch must not come back
+    uuid = DirectoryStore(home).uuid
+    shutil.rmtree(home)
+    after = Loop()
+    run = after.run(home, 5, tiers=["run", str(outer)])
+    assert run.resumed is not None
+    assert (run.resumed.step, run.resumed.tier) == (3, str(outer))
+    assert DirectoryStore(home).uuid == uuid
+    again = Loop().run(home, 5, tiers=["run", str(outer)])
+    assert again.resumed is not None
+    assert again.resumed.step == 5, "what was saved after the loss is the newest everywhere"
+
+
+def test_tiers_of_two_different_runs_are_never_taken_for_one(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        Loop().run(tmp_path / name, 1, tiers=["run", str(tmp_path / f"outer-{name}")])
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(holdfast.SetupError, match="different runs"):
+        Loop().run(
+            tmp_path / "one", 1, tiers=["run", *(str(tmp_path / f"outer-{n}") for n in ("one", "other"))]
+        )
 
 
 def test_a_word_that_is_no_tier_is_an_error_when_it_is_given(tmp_path: Path) -> None:

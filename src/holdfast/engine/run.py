@@ -34,6 +34,7 @@ from holdfast.policy.failures import FailureHistory
 from holdfast.ranks.torch_team import team_from_torch
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.tiers.lost_home import Known, known_elsewhere
 from holdfast.tiers.words import Tier, parse_tiers
 from holdfast.units import Every
 
@@ -137,11 +138,12 @@ class Run:
         limit = self._settings.wait_limit_seconds
         team = team_from_torch(os.path.abspath(self.path), limit=limit)
         end_if_halted(self.path, team, limit)
-        store = DirectoryStore(self.path, clock=self._clock)
+        known = known_elsewhere(self.path, self._given_tiers or ()) if team is None or team.leads else Known()
+        store = DirectoryStore(self.path, clock=self._clock, uuid=known.uuid)
         if team is None:
-            store.claim()
+            store.claim(at_least=known.at_least)
         else:
-            claim_together(store, team, limit)
+            claim_together(store, team, limit, at_least=known.at_least)
         together = None if team is None else Together(team, self._clock, limit=limit)
         tiers: Tiers | None = None
         try:

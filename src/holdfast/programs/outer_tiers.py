@@ -12,12 +12,10 @@ from dataclasses import replace
 from holdfast.checkpoints.retain import Retention
 from holdfast.clock import Clock
 from holdfast.engine.tiers_of_run import TiersOfRun
-from holdfast.errors import SetupError, StoreNotFound
-from holdfast.format.names import parse_checkpoint_name
+from holdfast.errors import SetupError
 from holdfast.jobs.exit_codes import INTERRUPTED, PLEASE_RUN_AGAIN
-from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.locations import open_store
+from holdfast.tiers.lost_home import known_elsewhere
 from holdfast.tiers.tier_list import TierList, recall_tiers
 from holdfast.tiers.words import HOME, Tier, parse_tiers
 
@@ -49,32 +47,10 @@ def _from_anywhere(tier: Tier) -> Tier:
 
 def claim_home(folder: str, outer: Sequence[Tier], clock: Clock) -> DirectoryStore:
     """The run's own folder, claimed. One that was lost is made again as the same run, if a tier knows it."""
-    stores = [open_store(tier.location if tier.kind == "objects" else tier.path) for tier in outer]
-    home = DirectoryStore(folder, clock=clock)
-    if any(store.where == home.where for store in stores):
-        raise SetupError(f"the tier {home.where} is the run's own folder", hint="choose another place for it")
-    uuid = _identity([home]) or _identity(stores)
-    home = DirectoryStore(folder, clock=clock, uuid=uuid)
-    # Higher than any name in any tier, or what is saved next would not be the newest.
-    names = (parse_checkpoint_name(name) for store in stores for name in store.names())
-    home.claim(at_least=max((name.writer_epoch + 1 for name in names if name), default=1))
+    known = known_elsewhere(folder, outer)
+    home = DirectoryStore(folder, clock=clock, uuid=known.uuid)
+    home.claim(at_least=known.at_least)
     return home
-
-
-def _identity(stores: Sequence[Store]) -> str | None:
-    """Which run these belong to; None if none of them exists yet."""
-    found = {}
-    for store in stores:
-        try:
-            found[store.uuid] = store.where
-        except StoreNotFound:
-            continue
-    if len(found) > 1:
-        raise SetupError(
-            f"these tiers hold different runs: {', '.join(sorted(found.values()))}",
-            hint="give each run a folder of its own there",
-        )
-    return next(iter(found), None)
 
 
 def open_tiers(
