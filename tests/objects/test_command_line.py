@@ -114,6 +114,10 @@ def test_prune_leaves_a_bucket_alone_whose_writer_may_live_elsewhere(
     assert len(open_store(address).names()) == 2
 
 
+def test_a_bucket_is_said_to_survive_its_site(address: str) -> None:
+    assert open_store(address).properties.survives == ("process", "node", "job", "site")
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -47,6 +47,7 @@ def test_whole_copies_answer_0_and_nothing_is_written(run: Run, capsys: pytest.C
     assert code == 0
     said = json.loads(out)
     assert [tier["name"] for tier in said["tiers"]] == ["run", str(run.far)]
+    assert all(tier["survives"] == ["process", "node", "job"] for tier in said["tiers"])
     assert [len(one["copies"]) for one in said["checkpoints"]] == [2, 2]
     assert all(copy["bytes_checked"] == 5300 for one in said["checkpoints"] for copy in one["copies"])
     assert sorted(run.path.rglob("*")) + sorted(run.far.rglob("*")) == before

@@ -70,7 +70,10 @@ def _as_json(home: str, tiers: list[NamedTier], found: list[Scrubbed], deep: boo
     return {
         "run": home,
         "deep": deep,
-        "tiers": [{"name": tier.name, "where": tier.store.where} for tier in tiers],
+        "tiers": [
+            {"name": tier.name, "where": tier.store.where, "survives": tier.store.properties.survives}
+            for tier in tiers
+        ],
         "checkpoints": [
             {
                 "name": str(one.name),
@@ -98,6 +101,8 @@ def _as_json(home: str, tiers: list[NamedTier], found: list[Scrubbed], deep: boo
 def _print(tiers: list[NamedTier], found: list[Scrubbed], deep: bool, seconds: float) -> None:
     if not found:
         print(f"no checkpoint in {clean(', '.join(tier.name for tier in tiers))}")
+    for tier in tiers:
+        print(f"{clean(tier.name)} survives the loss of its {', '.join(tier.store.properties.survives)}")
     for one in found:
         state = "whole" if one.is_whole else "DAMAGED" if one.is_restorable else "LOST"
         print(f"step {one.name.step}  {state}  {plural(len(one.copies), 'tier')}  {one.name}")

@@ -55,6 +55,19 @@ class StoreProperties:
     survives_node: bool
     survives_job: bool
     exclusive_create: bool
+    # A fire, a flood, a file system that is lost as a whole.
+    survives_site: bool = False
+
+    @property
+    def survives(self) -> tuple[str, ...]:
+        """In words, such as ("process", "node")."""
+        lasting = {
+            "process": self.survives_process,
+            "node": self.survives_node,
+            "job": self.survives_job,
+            "site": self.survives_site,
+        }
+        return tuple(what for what, does in lasting.items() if does)
 
 
 class Store(Protocol):

@@ -30,7 +30,9 @@ from holdfast.stores.patience import Patience
 
 MANIFEST, SECOND, PART, DEAD = "MANIFEST", "MANIFEST.2", "MANIFEST.part", "MANIFEST.dead"
 RECORDS = frozenset({MANIFEST, SECOND, PART, DEAD})
-BUCKET = StoreProperties(survives_process=True, survives_node=True, survives_job=True, exclusive_create=True)
+BUCKET = StoreProperties(
+    survives_process=True, survives_node=True, survives_job=True, exclusive_create=True, survives_site=True
+)
 _DELETING_ROUNDS = 3
 log = logging.getLogger("holdfast")
 

@@ -74,7 +74,7 @@ class RemoteStore:
     @property
     def properties(self) -> StoreProperties:
         said = self._description().get("properties")
-        names = ("survives_process", "survives_node", "survives_job", "exclusive_create")
+        names = ("survives_process", "survives_node", "survives_job", "exclusive_create", "survives_site")
         if not isinstance(said, dict) or set(said) != set(names):
             raise StoreError(f"{self.where} does not describe itself as a store does")
         return StoreProperties(*(said[name] is True for name in names))

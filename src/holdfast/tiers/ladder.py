@@ -52,6 +52,7 @@ class Ladder:
             survives_node=any(one.survives_node for one in each),
             survives_job=any(one.survives_job for one in each),
             exclusive_create=all(one.exclusive_create for one in each),
+            survives_site=any(one.survives_site for one in each),
         )
 
     @property
