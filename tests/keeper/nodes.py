@@ -132,8 +132,8 @@ class Host:
         self._process.stdin.flush()
         return self._pids.get(timeout=LIMIT)
 
-    def end_of(self, name: str) -> int:
-        return self._ends[name].get(timeout=LIMIT)
+    def end_of(self, name: str, limit: float = LIMIT) -> int:
+        return self._ends[name].get(timeout=limit)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -201,8 +201,8 @@ class Nodes:
     def kill(self, index: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pids[index], number)
 
-    def end_of(self, index: int) -> int:
-        return self.host.end_of(f"{self._job}/{index}")
+    def end_of(self, index: int, limit: float = LIMIT) -> int:
+        return self.host.end_of(f"{self._job}/{index}", limit)
 
     def why(self, index: int) -> str:
         return (self.folder / f"keeper{index}.why").read_text()
