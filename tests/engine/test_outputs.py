@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_a_damaged_output_means_the_older_one_said_loudly(
     assert (back / "text").read_text() == "older"
     assert len(list(back.iterdir())) == 1
     assert "step 2 is passed over" in caplog.text
-    assert "does not match its digest" in caplog.text
+    assert "do not match their digest" in caplog.text
 
 
 def test_the_journal_says_what_was_passed_over(tmp_path: Path) -> None:
@@ -392,3 +393,45 @@ def test_an_output_is_used_in_one_with_block(run: holdfast.Run) -> None:
         pass
     with pytest.raises(SetupError, match="not a number of steps"):
         run.output("x", step=-1)
+
+
+# ---- tiers
+
+
+def a_run_with(folder: Path, *outer: str) -> holdfast.Run:
+    tiers = ["run", *outer]
+    return holdfast.Run(folder, every="1000 steps", wait_limit=30.0, tiers=tiers, model=torch.nn.Linear(2, 2))
+
+
+def test_outputs_go_to_the_lasting_tiers_at_their_rhythm(tmp_path: Path) -> None:
+    far, rare = tmp_path / "far", tmp_path / "rare"
+    with a_run_with(tmp_path / "run", str(far), f"{rare} every 3") as run:
+        for step in range(1, 6):
+            put(run, step, f"text {step}")
+    assert kept(run) == [5, 4]
+    assert [one.step for one in committed(DirectoryStore(far / "outputs" / "x"))][0] == 5
+    assert [one.step for one in committed(DirectoryStore(rare / "outputs" / "x"))] == [5, 3]
+
+
+def test_a_damaged_output_is_read_from_the_next_tier(tmp_path: Path) -> None:
+    with a_run_with(tmp_path / "run", str(tmp_path / "far")) as run:
+        put(run, 1, "old")
+        put(run, 2, "new")
+    damage(run, 2)
+    with a_run_with(tmp_path / "run", str(tmp_path / "far")) as run:
+        folder = run.restored_output("x")
+        assert folder is not None
+        assert (folder / "text").read_text() == "new"
+
+
+def test_outputs_of_a_lost_run_come_back_from_the_outer_tier(tmp_path: Path) -> None:
+    home, far = tmp_path / "run", tmp_path / "far"
+    with a_run_with(home, str(far)) as run:
+        put(run, 3, "far away")
+    shutil.rmtree(home)
+    with a_run_with(home, str(far)) as run:
+        folder = run.restored_output("x")
+        assert folder is not None
+        assert (folder / "text").read_text() == "far away"
+        put(run, 4, "newer")
+    assert [one.step for one in committed(DirectoryStore(far / "outputs" / "x"))] == [4, 3]

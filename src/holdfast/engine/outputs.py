@@ -24,16 +24,18 @@ from holdfast.engine.load_together import load_together
 from holdfast.engine.outputs_files import ROLE, OutputFile
 from holdfast.engine.outputs_restore import Restoring
 from holdfast.engine.outputs_scratch import Scratch
+from holdfast.engine.outputs_tiers import FOLDER, copies_of, outer_tiers
+from holdfast.engine.tiers_of_run import TiersOfRun
 from holdfast.engine.together import Together, claim_together
 from holdfast.engine.writers import Alone, Everybody, Writer
 from holdfast.errors import HoldfastError, InternalError, RestoreError, SaveError, SetupError, StoreError
 from holdfast.events import CheckpointRejected, Emit, OutputCommitted, Pruned, Warned
 from holdfast.format.manifest import utc_text
-from holdfast.format.names import parse_checkpoint_name
 from holdfast.stores.directory import DirectoryStore
+from holdfast.tiers.lost_home import known_elsewhere
+from holdfast.tiers.words import HOME, Tier
 
 log = logging.getLogger("holdfast")
-FOLDER = "outputs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -45,6 +47,7 @@ class Outputs:
         together: Together | None = None,
     ) -> None:  # fmt: skip
         self.limit = limit
+        self._run = home.where
         self._folder = os.path.join(home.where, FOLDER)
         self._clock = clock
         self._worker = worker
@@ -58,6 +61,7 @@ class Outputs:
             rank=self.rank or 0, sweeps=team is None or team.local_rank == 0,
         )  # fmt: skip
         self._claimed: dict[str, DirectoryStore] = {}
+        self._tiers: dict[str, TiersOfRun] = {}
         self._ledgers: dict[str, Ledger] = {}
         self._begun: dict[tuple[str, int], int] = {}
 
@@ -69,16 +73,23 @@ class Outputs:
         turn = self._begun[name, step] = self._begun.get((name, step), -1) + 1
         return f"output/{name}/{step}.{turn}"
 
-    def claim(self, name: str) -> None:
+    def claim(self, name: str, keep: Retention) -> None:
         """Become the writer of this name's store, together with the other ranks."""
         if name in self._claimed:
             return
-        store = DirectoryStore(os.path.join(self._folder, name), clock=self._clock)
-        if self._together is None:
-            store.claim()
+        together, folder = self._together, os.path.join(self._folder, name)
+        leads = together is None or together.leads
+        outer = outer_tiers(self._run, name) if leads else ()
+        known = known_elsewhere(folder, outer)
+        store = DirectoryStore(folder, clock=self._clock, uuid=known.uuid)
+        if together is None:
+            store.claim(at_least=known.at_least)
         else:
-            claim_together(store, self._together.team, self.limit)
+            claim_together(store, together.team, self.limit, at_least=known.at_least)
         self._claimed[name] = store
+        if outer:
+            tiers = self._tiers[name] = TiersOfRun(store, (Tier(HOME), *outer), keep, self._clock)
+            tiers.start_draining(self._emit)
         self._ledgers.setdefault(name, Ledger())
 
     def decline(self, save: str, why: str) -> None:
@@ -143,8 +154,11 @@ class Outputs:
 
         ledger = self._ledgers[name]
         ledger.committed.add(str(committed.name))
+        tiers = self._tiers.get(name)
+        if tiers is not None:
+            tiers.committed(str(committed.name))
         try:
-            prune(store, keep, ledger, retired=tell)
+            prune(store, keep, ledger, retired=tell, spare=tiers.needed if tiers else ())
         except (StoreError, SaveError) as error:
             log.warning("holdfast: pruning the output %s failed, older ones stay: %s", name, error)
 
@@ -161,7 +175,7 @@ class Outputs:
     def restored(self, name: str, *, step: int | None, rank: int | None) -> Path | None:
         """Where copies of the newest whole generation lie, the same on all ranks; None if there is none."""
         check_name(name)
-        store = _OfStep(os.path.join(self._folder, name), step, self._clock)
+        store = copies_of(self._run, name, step)
         restoring = Restoring(store, self.scratch, self.rank or 0, self._world, rank)
 
         def reject(found: Found, why: str) -> None:
@@ -188,21 +202,12 @@ class Outputs:
     def close(self) -> None:
         """Behind the last job of the worker. Restored folders go."""
         self.scratch.close()
+        for tiers in self._tiers.values():
+            tiers.close(self.limit)
         for store in self._claimed.values():
             store.release()
+        self._tiers.clear()
         self._claimed.clear()
-
-
-class _OfStep(DirectoryStore):
-    """The generations of one step, or all of them."""
-
-    def __init__(self, path: str, step: int | None, clock: Clock) -> None:
-        super().__init__(path, clock=clock)
-        self._step = step
-
-    def names(self) -> list[str]:
-        names = ((text, parse_checkpoint_name(text)) for text in super().names())
-        return [text for text, name in names if self._step is None or (name and name.step == self._step)]
 
 
 def check_name(name: str) -> None:

@@ -82,7 +82,7 @@ class Output:
             raise SetupError("an output is written once", hint="call run.output() again")
         self._save = self._outputs.begin(self.name, self.step)
         try:
-            self._outputs.claim(self.name)
+            self._outputs.claim(self.name, self._keep)
             self._folder = self._outputs.scratch.make(self._scratch)
         except HoldfastError as error:
             self._outputs.decline(self._save, error.message)
