@@ -409,7 +409,7 @@ def test_outputs_go_to_the_lasting_tiers_at_their_rhythm(tmp_path: Path) -> None
         for step in range(1, 6):
             put(run, step, f"text {step}")
     assert kept(run) == [5, 4]
-    assert [one.step for one in committed(DirectoryStore(far / "outputs" / "x"))][0] == 5
+    assert next(one.step for one in committed(DirectoryStore(far / "outputs" / "x"))) == 5
     assert [one.step for one in committed(DirectoryStore(rare / "outputs" / "x"))] == [5, 3]
 
 
