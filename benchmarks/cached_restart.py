@@ -119,7 +119,7 @@ def root_restart(folder: Path, rank: int) -> Any:
 
 def main() -> None:
     options = parse_options(__doc__, repeats=5)
-    megabytes = 60 if options.quick else 300
+    megabytes = 60 if options.quick else 600
     seconds: dict[str, list[float]] = {}
     shared_bytes = []
     with scratch(options) as folder:

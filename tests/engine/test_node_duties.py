@@ -69,9 +69,10 @@ class Heard:
     def wants_next(self) -> bool:
         return self.rhythm.wants_next
 
-    def hear(self, **said: tuple[list[str], list[list[str]]]) -> None:
+    def hear(self, at: str | None = None, **said: tuple[list[str], list[list[str]]]) -> None:
         each: list[dict[str, Any]] = [
-            {"node": node, "protected": done, "trouble": trouble} for node, (done, trouble) in said.items()
+            {"node": node, "protected": done, "trouble": trouble, "at": None if at in done else at}
+            for node, (done, trouble) in said.items()
         ]
         self.rhythm.hear([*each, {}])
 
@@ -80,7 +81,7 @@ def test_the_next_is_protected_only_when_every_node_is_done() -> None:
     heard = Heard("partner")
     assert heard.wants_next()
     heard.rhythm.pending = "c1"
-    heard.hear(a=(["c1"], []), b=([], []))
+    heard.hear(at="c1", a=(["c1"], []), b=([], []))
     assert not heard.wants_next()
     assert heard.spare == ["c1"]
     heard.hear(a=(["c1"], []), b=(["c1"], []))
@@ -98,6 +99,13 @@ def test_a_node_that_fails_is_told_of_and_the_next_one_is_tried() -> None:
     [event] = heard.events
     assert isinstance(event, ProtectFailed)
     assert (event.node, event.error) == ("b", "the disk is full")
+
+
+def test_a_node_that_never_began_does_not_keep_the_others_waiting() -> None:
+    heard = Heard("partner")
+    heard.rhythm.pending = "c3"
+    heard.hear(a=(["c3"], []), b=([], []))
+    assert heard.wants_next()
 
 
 def test_a_single_copy_is_never_protected() -> None:

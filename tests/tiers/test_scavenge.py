@@ -11,11 +11,14 @@ from tier_samples import content, flip, save
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import newest_valid
 from holdfast.errors import Fenced, RunInUse, SetupError
+from holdfast.format.manifest import parse_manifest
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_store import NodeStore
+from holdfast.testing.memory_image import MemoryImage
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import memory_folders
+from holdfast.tiers.node_places import open_node_store
 from holdfast.tiers.opening import readable_tiers
 from holdfast.tiers.scavenge import scavenge
 from holdfast.tiers.tier_list import remember_tiers
@@ -130,3 +133,28 @@ def test_a_tier_of_another_run_is_refused(tmp_path: Path, shm: str) -> None:
         remember_tiers(tmp_path / "run", parse_tiers([str(tmp_path / "other"), "run"]))
     with pytest.raises(SetupError, match="belongs to another run"):
         readable_tiers(tmp_path / "run", shm=shm)
+
+
+def test_what_the_nodes_of_several_ranks_left_here_is_found_and_committed(tmp_path: Path, shm: str) -> None:
+    run = tmp_path / "run"
+    with DirectoryStore(run) as home:
+        epoch = home.claim()
+    tiers = parse_tiers([str(tmp_path / "local"), "partner", "run every 10"])
+    remember_tiers(run, tiers)
+    whole = NodeStore(tmp_path / "whole", uuid=DirectoryStore(run).uuid)
+    name = str(save(whole, 7, writer_epoch=epoch).name)
+    files = sorted(whole.held(name))
+    for number, node in enumerate(("node000", "node001")):
+        store = open_node_store(tiers[0], whole.uuid, node)
+        for record in parse_manifest(whole.manifest(name)).files:
+            # Each node has a part; together they have it all.
+            if files.index(record.name) % 2 == number:
+                data = (tmp_path / "whole" / "ckpt" / name / record.name).read_bytes()
+                store.put(name, MemoryImage(record.name, data), expect=record)
+        store.settle(name, whole.manifest(name))
+    assert [tier.name for tier in readable_tiers(run, shm=shm) if " of node" in tier.name] == [
+        f"{tmp_path / 'local'} of node000",
+        f"{tmp_path / 'local'} of node001",
+    ]
+    assert scavenge(run, shm=shm).saved == (name,)
+    assert newest_valid(DirectoryStore(run)) is not None

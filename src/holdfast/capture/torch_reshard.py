@@ -26,6 +26,12 @@ from holdfast.format.tree import decode_key, inflate, show_path
 
 # What stands now where a stored tensor belongs, by the path inside the state; None if nothing does.
 Live = Callable[[tuple[Any, ...], Sequence[int]], Any]
+# Memory for a tensor of this shape and type, to be filled.
+Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class SavedState:
     def keys(self) -> list[str]:
         return list(self._skeletons)
 
-    def needs(self, live: Live, keys: Sequence[str] | None = None) -> dict[int, Need]:
+    def needs(self, live: Live, keys: Sequence[str] | None = None, empty: Empty = _empty) -> dict[int, Need]:
         """What to read for these tracked objects (all, if None), by the identity of the skeleton's entry."""
         found: dict[tuple[str, str], Need] = {}
         needs = {}
@@ -99,7 +105,7 @@ class SavedState:
                 continue
             # One object per name: what was tied when it was saved is tied again.
             if (key, name) not in found:
-                found[key, name] = self._need(entry, live)
+                found[key, name] = self._need(entry, live, empty)
             needs[id(entry.said)] = found[key, name]
         return needs
 
@@ -121,7 +127,7 @@ class SavedState:
             if key in wanted or key not in without_tensors
         }
 
-    def _need(self, entry: _Entry, live: Live) -> Need:
+    def _need(self, entry: _Entry, live: Live, empty: Empty) -> Need:
         key, said = entry.path[0], entry.said
         pieces = self._pieces[key, said["name"]]
         if not pieces:
@@ -131,12 +137,12 @@ class SavedState:
         if "numpy" in said or not (
             "global" in said or "shared" in said or is_sharded(live(entry.path, whole))
         ):
-            return _plain(pieces[0], said, code)
+            return _plain(pieces[0], said, code, empty)
         dtype = dtype_from_name(said["dtype"]) if "dtype" in said else dtype_of_code(code)
         target = live(entry.path, whole)
         sharded = is_sharded(target) and tuple(target.shape) == whole
         region = region_of(target, said["name"]) if sharded else Region((0,) * len(whole), whole)
-        local = torch.empty(region.shape, dtype=dtype)
+        local = empty(region.shape, dtype)
         finish = _filling(local, region, pieces, show_path(entry.path))
         stride = said.get("stride") if not sharded else None
 
@@ -149,9 +155,9 @@ class SavedState:
         return Need(made, finish.wanted)
 
 
-def _plain(piece: Piece, said: dict[str, Any], code: str) -> Need:
+def _plain(piece: Piece, said: dict[str, Any], code: str, empty: Empty) -> Need:
     """A tensor or an array of one rank, whole."""
-    raw = torch.empty(piece.stop - piece.start, dtype=torch.uint8)
+    raw = empty((piece.stop - piece.start,), torch.uint8)
     shape = said.get("shape", piece.region.shape)
     need = Need(lambda: leaf_from_bytes(said, code, shape, raw))
     if raw.numel():

@@ -50,10 +50,13 @@ class Protection:
         self._lock = threading.Lock()
         self._protected: deque[str] = deque(maxlen=_REMEMBERED)
         self._trouble: deque[tuple[str, str]] = deque(maxlen=_REMEMBERED)
+        self._at: str | None = None
         self._worker = Protector(self._do_my_share, self._tell)
 
     def submit(self, name: str) -> None:
         if self._scheme.kind != "single":
+            with self._lock:
+                self._at = name
             self._worker.submit(name)
 
     def wait(self, limit: float) -> bool:
@@ -64,7 +67,11 @@ class Protection:
 
     def says(self) -> dict[str, Any]:
         with self._lock:
-            said = {"protected": list(self._protected), "trouble": [list(one) for one in self._trouble]}
+            said = {
+                "protected": list(self._protected),
+                "trouble": [list(one) for one in self._trouble],
+                "at": self._at,
+            }
             self._trouble.clear()
         return said
 
@@ -100,6 +107,8 @@ class Protection:
 
     def _tell(self, name: str, outcome: Protected | HoldfastError) -> None:
         with self._lock:
+            if self._at == name:
+                self._at = None
             if isinstance(outcome, Protected):
                 self._protected.append(name)
                 return

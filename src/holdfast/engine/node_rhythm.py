@@ -39,7 +39,8 @@ class NodeRhythm:
                 self.emit(ProtectFailed(time=self._clock.wall(), name=name, node=one["node"], error=why))
                 if name == self.pending:
                     self.pending = None
-        if self.pending in common:
+        if self.pending in common or all(one["at"] != self.pending for one in nodes):
+            # Done by all; or a node never began, because it did not hear that the save had succeeded.
             self.pending = None
 
     @property
