@@ -37,9 +37,7 @@ class Experiment:
         victims = [v for v in VICTIMS if int(v[4:]) < nodes][: spares + 1]
         self.errors = {str(between * (number + 1)): victim for number, victim in enumerate(victims)}
         self.epochs = between * (len(victims) + 1)
-        self.tiers = json.dumps(
-            ["$NODE_DIR/cache", "xor:4" if nodes >= 4 else "partner", f"run every {between}"]
-        )
+        self.tiers = json.dumps(["$NODE_DIR/cache", f"xor:{min(nodes, 4)}", f"run every {between}"])
 
     def plain(self, name: str, **environ: str) -> tuple[Path, list[int]]:
         """Ranks of a launcher that keeps nothing. One that fails ends the others."""

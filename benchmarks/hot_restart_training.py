@@ -35,11 +35,11 @@ def take_node_down(base: Path, epoch: int) -> None:
     victim = json.loads(os.environ.get("ERRORS", "{}")).get(str(epoch))
     if victim is None or victim != os.environ.get("HOLDFAST_NODE"):
         return
-    try:
-        (base / f"error-{epoch}").touch(exist_ok=False)
-    except FileExistsError:
+    mark = base / f"error-{epoch}"
+    if mark.exists():
         return
     wait_for_protection(base)
+    mark.touch()
     shutil.rmtree(os.environ["NODE_DIR"], ignore_errors=True)
     if os.environ.get("KEPT"):
         os.kill(os.getppid(), signal.SIGKILL)  # the keeper; this process follows it

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from nodes import Host, Nodes
+from nodes import Host, Nodes, wait_until
 
 from holdfast.jobs import exit_codes
 
@@ -289,3 +289,17 @@ def test_the_next_job_gives_every_machine_the_node_it_was(host: Host, tmp_path: 
         for worker in second:
             worker.order("exit", 0)
         assert [nodes.end_of(n) for n in range(3)] == [0, 0, 0]
+
+
+def test_a_shared_file_system_that_is_away_for_a_while_is_waited_for(host: Host, tmp_path: Path) -> None:
+    with Nodes(host, tmp_path, nodes=2, storage_pause=0.05) as nodes:
+        nodes.start(0, 1)
+        first = nodes.director.expect(2)
+        worlds = tmp_path / "meet" / "worlds"
+        worlds.rename(tmp_path / "away")  # a training that runs does not mind
+        first[0].kill()
+        wait_until(lambda: any("founded yet" in e["message"] for e in nodes.events(0, "Warned")))
+        (tmp_path / "away").rename(worlds)
+        for worker in nodes.director.expect(2):
+            worker.order("exit", 0)
+        assert [nodes.end_of(0), nodes.end_of(1)] == [0, 0]

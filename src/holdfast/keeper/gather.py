@@ -85,7 +85,10 @@ class Gathering:
     def _probe(self, lead: Lead) -> None:
         """Whose process is gone refuses a connection at once, and need not be waited for."""
         awaited = self._awaited(lead)
-        cards = [card for card in self._meeting.registered() if card.number in awaited]
+        try:
+            cards = [card for card in self._meeting.registered() if card.number in awaited]
+        except HoldfastError:
+            return
 
         def knock(index: int) -> None:
             card = cards[index]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreError
 from holdfast.events import AttemptEnded, AttemptStarted, Event, SupervisorEnded, Warned
 from holdfast.jobs import exit_codes
 from holdfast.jobs.attempts import AttemptEnd, Move, Tally, got_on, next_move, signal_of
@@ -75,6 +75,7 @@ class Lead:
         self._newest_before = knows.newest
         # Whatever was founded before this leader began is not against it.
         self._generation = knows.world.generation if knows.world else meeting.newest_generation()
+        self._storage_failed = 0
         self._report = report
         self._newest_checkpoint = newest_checkpoint
         self._gathering = Gathering(settings, meeting, clock)
@@ -122,27 +123,43 @@ class Lead:
             if self.asked is not None:
                 code = exit_codes.INTERRUPTED if self.asked == "SIGINT" else exit_codes.PLEASE_RUN_AGAIN
                 return self._leave(code, f"{self.asked}; run the same command to continue")
-            move = self._attempt(self._found(cards))
+            world = self._found(cards)
+            if world is None:
+                continue
+            move = self._attempt(world)
             if move.exit_code is not None:
                 return self._leave(move.exit_code, move.why)
             self._hear_until(lambda: self.asked is not None, move.pause)
 
     # ---- one generation
 
-    def _found(self, cards: list[Card]) -> World:
+    def _found(self, cards: list[Card]) -> World | None:
+        """The next generation; None if the shared file system did not answer: then all is looked at anew."""
+        try:
+            world = self._next_world(cards)
+            if not self.meeting.found(world):
+                raise SteppedDown
+        except StoreError as error:
+            self._storage_failed += 1
+            if self._storage_failed > self.settings.storage_tries:
+                raise
+            self.warn(f"no generation can be founded yet: {error}")
+            self._hear_until(lambda: self.asked is not None, self.settings.storage_pause)
+            return None
+        self._storage_failed = 0
+        self._say_changes(world)
+        self.world, self._generation = world, world.generation
+        return world
+
+    def _next_world(self, cards: list[Card]) -> World:
         earlier = self.world or self.meeting.newest_world()
-        world = World(
+        return World(
             generation=self.meeting.newest_generation() + 1,
             leader=self.me.number,
             procs_per_node=self.settings.procs_per_node,
             seats=take_seats(earlier.seats if earlier else (), cards, self.settings.nodes),
             lost=tuple(sorted(self.lost)),
         )
-        if not self.meeting.found(world):
-            raise SteppedDown
-        self._say_changes(world)
-        self.world, self._generation = world, world.generation
-        return world
 
     def _attempt(self, world: World) -> Move:
         started, attempt = self.clock.monotonic(), self._tally.attempts

@@ -36,6 +36,9 @@ class KeeperSettings:
     join_seconds: float = 600.0
     # With enough nodes there, spares are waited for no longer than this.
     spare_seconds: float = 10.0
+    # A shared file system that fails over takes minutes; until then no generation can be founded.
+    storage_tries: int = 60
+    storage_pause: float = 10.0
     # What the survivors may take to make the last checkpoint last.
     flush_seconds: float = 1800.0
 
