@@ -23,7 +23,7 @@ PACKAGES = ("torch", "numpy", "xxhash", "safetensors", "torch_checkpointing")
 
 @dataclass(frozen=True)
 class Row:
-    """One thing measured several times. `unit` is "s", "B/s", "B", "%" or "x"."""
+    """One thing measured several times. `unit` is "s", "B/s", "B", "%", "x" or "" for a count."""
 
     contender: str
     metric: str
@@ -124,6 +124,8 @@ def show(value: float, unit: str) -> str:
         return f"{value / 1e6:,.0f} MB"
     if unit == "%":
         return f"{value:.1f}%"
+    if unit == "":
+        return f"{value:g}"
     return f"1/{1 / value:.0f}" if 0 < value < 0.01 else f"{value:.3g}x"
 
 
