@@ -28,7 +28,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint ## everything that needs no system packages
-	$(BIN)/python -m pytest -m "not torture and not system" -q
+	$(BIN)/python -m pytest -m "not torture and not system" -q -n 2 --dist loadfile
 
 test-system: $(STAMP) ## what needs root or Debian packages; installs them where it may
 	sh tests/system/install_packages.sh

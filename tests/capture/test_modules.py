@@ -184,7 +184,9 @@ def test_several_models_have_a_file_each() -> None:
     assert set(states_of(images, values)) == {"generator", "Critic"}
 
 
-@pytest.mark.parametrize("wrong", [object(), nn.Linear, 3, {"state_dict": 1}], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [object(), nn.Linear, 3, {"state_dict": 1}], ids=["an object", "a class", "a number", "a dict"]
+)
 def test_what_cannot_be_tracked_is_refused_by_name(wrong: object) -> None:
     with pytest.raises(SetupError, match=r"cannot track 'thing'"):
         track({"thing": wrong})
