@@ -25,7 +25,9 @@ def test_the_tier_of_a_node_comes_first_and_is_the_only_one() -> None:
     tiers = parse_tiers(["/local", "xor:4", "run every 10"])
     assert node_tier(tiers) is tiers[0]
     assert node_tier(parse_tiers(["run", "/far every 3"])) is None
-    for words in (["memory", "/local", "partner", "run"], ["run", "/local", "single"], ["memory every 2", "run"]):
+    two, behind = ["memory", "/local", "partner", "run"], ["run", "/local", "single"]
+    some = ["memory every 2", "run"]
+    for words in (two, behind, some):
         with pytest.raises(SetupError):
             node_tier(parse_tiers(words))
 
