@@ -160,7 +160,7 @@ def scenario_life(
             job.lose(node)
         found["two lost"] = job.start()
     found["shared at the end"] = job.shared_steps()
-    found["caches at the end"] = [job.cache_of(node).exists() for node in range(nodes)]
+    found["caches at the end"] = [job.cache_of(node).parent.exists() for node in range(nodes)]
     events = [(type(event).__name__, vars(event)) for event in read_events(job.run)]
     found["protected"] = [said["name"] for what, said in events if what == "CheckpointProtected"]
     found["unprotected"] = [said for what, said in events if what == "ProtectFailed"]

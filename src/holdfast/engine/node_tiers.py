@@ -6,8 +6,10 @@ outward, and older ones go. Restoring reads this node's files first, then those 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -179,6 +181,9 @@ class NodeTiers:
             # Nobody needs it any more, and somebody needs the memory.
             for store in (self.nodes.mine, *self.nodes.left):
                 shutil.rmtree(store.where, ignore_errors=True)
+            # The run's own folder goes with the last of the nodes that share this machine.
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(self.nodes.mine.where))
 
     def _bring_outward(self, limit: float) -> bool:
         """The newest checkpoint to every tier, or where there is none, protected. Whether it is there."""
