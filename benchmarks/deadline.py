@@ -6,9 +6,7 @@ real write). Late means a lost last checkpoint; early means paid time that was n
 
 from __future__ import annotations
 
-import json
 import random
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from holdfast.events import SaveCommitted
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
 from options import parse_options, scratch
+from scoreboard import Scoreboard
 
 STEP_SECONDS = 0.05
 
@@ -53,24 +52,21 @@ def run_once(folder: Path, save_seconds: float, limit: float, luck: random.Rando
 def main() -> None:
     options = parse_options(__doc__, repeats=50)
     luck = random.Random(0)
-    rows = []
+    early: list[float] = []
+    share: list[float] = []
     with scratch(options) as folder:
         for number in range(options.repeats):
             save_seconds = 0.1 * 50 ** (number / max(options.repeats - 1, 1))
             # Room for the first save, which measures, and a few more.
             limit = 10 + 8 * save_seconds
-            early = run_once(folder / str(number), save_seconds, limit, luck)
-            rows.append({"save_seconds": save_seconds, "limit": limit, "early_seconds": early})
-            print(
-                f"saves of {save_seconds:5.2f} s: last checkpoint durable {early:6.2f} s before the deadline"
-            )
-    late = sum(row["early_seconds"] < 0 for row in rows)
-    share = [row["early_seconds"] / (1.25 * row["save_seconds"]) for row in rows]
-    print(
-        f"{len(rows) - late} of {len(rows)} in time; early by {statistics.median(share):.2f} x p99 (median)"
-    )
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "deadline.json").write_text(json.dumps({"late": late, "runs": rows}, indent=2) + "\n")
+            early.append(run_once(folder / str(number), save_seconds, limit, luck))
+            share.append(early[-1] / (1.25 * save_seconds))
+            print(f"saves of {save_seconds:.2f} s: durable {early[-1]:.2f} s before the deadline", flush=True)
+    board = Scoreboard("deadline", "The last checkpoint before a time limit, saves of 0.1 to 5 s", options)
+    board.add("holdfast", "durable before the deadline", "s", early)
+    board.add("holdfast", "that, against the longest save", "x", share)
+    board.at_most("last checkpoints that came too late", float(sum(one < 0 for one in early)), 0.0, "")
+    board.finish()
 
 
 if __name__ == "__main__":

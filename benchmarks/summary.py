@@ -14,7 +14,9 @@ from scoreboard import show
 
 ORDER = (
     "stall", "slowdown", "durable_write", "restore", "small_costs", "memory", "raw_limits",
-    "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume",
+    "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume", "deadline",
+    "ranks_stall", "multi_level", "multi_level_restart", "cached_restart", "hot_restart", "ranks_protect",
+    "memory_tier", "protect", "erasure_codes", "object_store",
 )  # fmt: skip
 # Which rows of a script make its picture: metric, axis, logarithmic, and what one unit on the axis is.
 PICTURES = {
@@ -54,7 +56,7 @@ def write_summary(folder: Path) -> Path:
             verdict = "holds" if promise["holds"] else "**missed**"
             lines.append(f"| {promise['line']} | {measured} | {sign} {limit} | {verdict} |")
     for record in records:
-        lines += ["", f"## {record['title']}", "", f"`{record['command']}`", ""]
+        lines += ["", f"## {record['title']}", "", f"`{record['command']}`, {record['when']}", ""]
         picture = _picture(record, folder)
         if picture is not None:
             lines += [f"![{record['title']}]({picture})", ""]
