@@ -68,8 +68,8 @@ def train(folder: Path, scheme: str, megabytes: int, seconds: float, blocks: int
 
 
 def main() -> None:
-    options = parse_options(__doc__, repeats=14)
-    megabytes, seconds = (30, 1.0) if options.quick else (90, 3.0)
+    options = parse_options(__doc__, repeats=8)
+    megabytes, seconds = (30, 1.0) if options.quick else (90, 6.0)
     board = Scoreboard(
         "ranks_protect",
         f"Steps while {NODES} nodes protect {megabytes} MB, one save per {seconds:g} s",
