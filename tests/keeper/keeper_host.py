@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from holdfast.jobs.watchdog import HangLimits
 from holdfast.keeper import chores
 from holdfast.keeper.keeper import Keeper
 from holdfast.keeper.settings import KeeperSettings
+from holdfast.keeper.voice import Voice
 from holdfast.stores.directory import DirectoryStore
 
 
@@ -31,10 +33,30 @@ def newest_checkpoint(run: str) -> str | None:
         return None
 
 
+def cut_off_while(marker: Path) -> None:
+    """The network of this node is gone while the file is there; the shared file system is not."""
+    hear, connect = Voice.hear, socket.create_connection
+
+    def hear_nothing(voice: Voice) -> dict:
+        if marker.exists():
+            raise TimeoutError("the network is gone")
+        return hear(voice)
+
+    def connect_nowhere(*given, **more) -> socket.socket:
+        if marker.exists():
+            raise TimeoutError("the network is gone")
+        return connect(*given, **more)
+
+    Voice.hear = hear_nothing
+    socket.create_connection = connect_nowhere
+
+
 def be_a_keeper(request: dict) -> int:
     os.environ.update(request["environ"])
     if os.environ.get("DIE_WHILE_WRITING"):
         chores.write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    if marker := os.environ.get("CUT_OFF_WHILE"):
+        cut_off_while(Path(marker))
     log = Path(request["log"])
     given = dict(request["settings"])
     rules = RestartRules(**given.pop("rules", {"first_pause": 0.0}))

@@ -60,7 +60,8 @@ class Worker:
         assert self.next_line() == "done"
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait_gone(self) -> None:
         """The kernel closes its end of the wire when it dies."""
@@ -197,6 +198,16 @@ class Nodes:
         with contextlib.suppress(FileNotFoundError):
             return len(list((self.folder / "meet" / "keepers").iterdir()))
         return 0
+
+    def wait_pulses(self, count: int) -> None:
+        """Until the leader has written its pulse so many times more."""
+
+        def pulse() -> int:
+            [path] = (self.folder / "meet").glob("leads-*")
+            return int(path.read_bytes() or b"0")
+
+        end = pulse() + count
+        wait_until(lambda: pulse() >= end)
 
     def kill(self, index: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pids[index], number)

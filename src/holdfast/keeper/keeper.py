@@ -28,6 +28,7 @@ from holdfast.keeper.lead import Knowledge, Lead, Report
 from holdfast.keeper.meeting import Meeting
 from holdfast.keeper.node import Node
 from holdfast.keeper.post import Post
+from holdfast.keeper.pulse import somebody_leads
 from holdfast.keeper.seek import GivenUp, Link, dial, seek
 from holdfast.keeper.settings import KeeperSettings
 from holdfast.keeper.voice import Beating
@@ -132,7 +133,10 @@ class Keeper:
             if found.link is not None:
                 return found.link
             if not found.lower:
-                return self._begin_to_lead()
+                if not somebody_leads(self._meeting, self._me, self._settings.beat_seconds, self._pause):
+                    return self._begin_to_lead()
+                # It is this node that is cut off, or was: that leader must be asked again.
+                self._gone.clear()
             if self._clock.monotonic() >= end:
                 raise StoreUnavailable(
                     f"no keeper in {self._meeting.folder} has led for {self._settings.join_seconds:g} s",

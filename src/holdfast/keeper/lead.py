@@ -21,6 +21,7 @@ from holdfast.keeper.flush import flush
 from holdfast.keeper.gather import Gathering, TooFewNodes
 from holdfast.keeper.generation import Generation
 from holdfast.keeper.meeting import Meeting
+from holdfast.keeper.pulse import Pulse
 from holdfast.keeper.roster import Gone, News, Roster, Said
 from holdfast.keeper.settings import KeeperSettings
 from holdfast.keeper.world import Card, World, take_seats
@@ -85,6 +86,7 @@ class Lead:
             silence_seconds=settings.silence_seconds,
             refuse=self._refuse,
         )
+        self._pulse = Pulse(meeting, me.number, settings.beat_seconds)
         self._thread = threading.Thread(target=self._run, name="holdfast-lead", daemon=True)
 
     def start(self) -> None:
@@ -113,6 +115,8 @@ class Lead:
                 raise
         finally:
             self.roster.close()
+            self._pulse.stop()
+            self.meeting.remove_pulse(self.me.number)
 
     def _lead(self) -> tuple[int, str]:
         while True:
@@ -216,6 +220,7 @@ class Lead:
         self._hear_until(lambda: not self.roster.members, FAREWELL_SECONDS)
         for number in self.lost:
             self.meeting.unregister(number)
+            self.meeting.remove_pulse(number)
 
     # ---- what it hears and says
 

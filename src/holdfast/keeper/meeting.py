@@ -3,8 +3,9 @@
     token                 known to keepers only; both ends of every connection prove that they know it
     keepers/00000004.json who is there; the lowest that lives leads
     worlds/00000002.json  the generations; a number can be made once, so two leaders cannot both go on
+    leads-00000000        the leader's pulse: a number that grows while it leads
 
-Everything else is said over TCP. Nothing here is changed once it is written, only added and removed.
+Everything else is said over TCP. But for the pulse, nothing here is changed, only added and removed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from holdfast.stores.small_read import read_small
 TOKEN, KEEPERS, WORLDS = "token", "keepers", "worlds"
 _MAX_BYTES = 1 << 20
 _TOKEN_BYTES = 32
+_PULSE = "leads-"
+_PULSE_FILE = re.compile(r"leads-([0-9]{8})", re.ASCII)
 _RECORD = re.compile(r"([0-9]{8})\.json", re.ASCII)
 
 
@@ -110,6 +113,32 @@ class Meeting:
                         Card(number, str(record["address"]), int(record["port"]), str(record["host"]))
                     )
         return found
+
+    # ---- who leads
+
+    def write_pulse(self, number: int, count: int) -> None:
+        path = os.path.join(self.folder, f"{_PULSE}{number:08d}")
+        with store_errors("show that this keeper leads", self.folder):
+            # Opened and closed each time: only then do other clients of a network file system see it.
+            with open(path, "wb") as file:
+                file.write(b"%020d" % count)
+
+    def pulses(self) -> dict[int, int]:
+        """The last number that each leader wrote, of those that ended in disorder too."""
+        found = {}
+        with self._folders.inside(doing="look for a leader") as root:
+            for name in self._io.list_names(root):
+                match = _PULSE_FILE.fullmatch(name)
+                if match is not None:
+                    with contextlib.suppress(FileNotFoundError, CorruptCheckpoint):
+                        # Empty or cut short: it is being written this moment, which is all we ask.
+                        text = read_small(self._io, root, name, 64)
+                        found[int(match[1])] = int(text) if text.isdigit() else -1
+        return found
+
+    def remove_pulse(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.folder, f"{_PULSE}{number:08d}"))
 
     # ---- worlds
 
