@@ -196,7 +196,7 @@ def test_nothing_is_saved_while_gradients_accumulate(tmp_path: Path, explicit: b
                 before = len(holdfast.checkpoints(tmp_path))
                 if explicit:
                     run.end_step()
-                    for handle in list(run._require_open()._saver._pending):
+                    for handle in list(run._require_open().saves.saver._pending):
                         handle.wait()
                 if len(holdfast.checkpoints(tmp_path)) > before:
                     saved_at.append(acc.seen)
@@ -289,7 +289,7 @@ def test_every_n_steps_saves_exactly_there(tmp_path: Path) -> None:
         for _ in range(13):
             objects.train_on(batch)
             run.end_step()
-            for handle in list(run._require_open()._saver._pending):
+            for handle in list(run._require_open().saves.saver._pending):
                 handle.wait()
     assert sorted(c.step for c in holdfast.checkpoints(tmp_path)) == [4, 8, 12, 13]
 
@@ -300,7 +300,7 @@ def test_epoch_ends_are_saved_with_their_position(tmp_path: Path) -> None:
         for _ in run.epochs(3):
             for batch in run.batches(objects.loader):
                 # A save that is still being written would put the next one off.
-                for handle in list(run._require_open()._saver._pending):
+                for handle in list(run._require_open().saves.saver._pending):
                     handle.wait()
                 objects.train_on(batch)
                 run.end_step()

@@ -29,7 +29,7 @@ class SlowSaves:
         self.committed_at: list[float] = []
 
     def slow_down(self, run: holdfast.Run) -> None:
-        saver = run._session._saver  # type: ignore[union-attr]
+        saver = run._session.saves.saver  # type: ignore[union-attr]
         persist = saver._persist
 
         def slow(handle: Any, *rest: Any) -> None:
@@ -79,7 +79,7 @@ def train_until_the_deadline(
                 clock.advance(step_seconds * luck.uniform(0.9, 1.1))
                 run.end_step()
                 # One save at a time, each done before the next step: time stands still in this test.
-                for handle in list(run._session._saver._pending):  # type: ignore[union-attr]
+                for handle in list(run._session.saves.saver._pending):  # type: ignore[union-attr]
                     handle.wait(60)
 
     with pytest.raises(SystemExit) as left:

@@ -108,7 +108,7 @@ def test_signals_at_every_place_until_the_end_are_one_stop(tmp_path: Path, undis
 
 def test_a_signal_while_a_save_is_being_written(tmp_path: Path, undisturbed: str) -> None:
     def in_persist(run: holdfast.Run) -> None:
-        saver = run._session._saver  # type: ignore[union-attr]
+        saver = run._session.saves.saver  # type: ignore[union-attr]
         write, sent = saver._write, []
 
         def slow(*arguments):  # type: ignore[no-untyped-def]

@@ -14,7 +14,7 @@ from ranks_at_work import dist, in_ranks, nn, torch
 
 import holdfast
 from holdfast.checkpoints.find import committed
-from holdfast.engine import torch_session
+from holdfast.engine import signs_of_life
 from holdfast.engine.outputs_block import Output
 from holdfast.jobs.halt import HaltNote, write_halt
 from holdfast.stores.directory import DirectoryStore
@@ -140,7 +140,7 @@ def scenario_killed(base: Path) -> dict[str, Any]:
 
 def scenario_halt(base: Path) -> dict[str, Any]:
     """A note for a run of three, whose ranks also compare what `save_due` tells them."""
-    torch_session.HEARTBEAT_SECONDS = 0.01
+    signs_of_life.HEARTBEAT_SECONDS = 0.01
 
     def work(rank: int) -> Any:
         due = []

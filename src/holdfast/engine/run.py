@@ -267,7 +267,7 @@ class Run:
 
         Returns a handle at once; `handle.wait()` returns when the checkpoint is durable.
         """
-        return self._require_open().save_now(reason, keep=keep, notes=notes)
+        return self._require_open().saves.now(reason, keep=keep, notes=notes)
 
     # ---- files of others
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, cast
+from typing import Any
 
 from holdfast.capture.environment import describe_environment
 from holdfast.capture.torch_optimizer import TrackedOptimizer
@@ -18,13 +18,12 @@ from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.copy_meter import CopyMeter
 from holdfast.engine.halting import HaltWatch
-from holdfast.engine.handle import SaveHandle
 from holdfast.engine.housekeeping import Housekeeping
 from holdfast.engine.outputs import Outputs
 from holdfast.engine.reported import Reported
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
-from holdfast.engine.stop_signals import show_stacks_on_request
+from holdfast.engine.signs_of_life import SignsOfLife
 from holdfast.engine.stopping import Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
 from holdfast.engine.tiers_of_run import Tiers
@@ -32,33 +31,26 @@ from holdfast.engine.together import Together
 from holdfast.engine.torch_boundary import Boundary
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_resume import resume
-from holdfast.engine.torch_saver import Saver, SaveRequest
-from holdfast.engine.torch_setting import setting_key
+from holdfast.engine.torch_saver import Saver
+from holdfast.engine.torch_saving import Saves
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.engine.writers import writer_for
-from holdfast.errors import HoldfastError, SaveError, TornSnapshot
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     Event,
-    NoticeReceived,
-    Progress,
     RunEnded,
     RunStarted,
-    SaveDecided,
 )
 from holdfast.format.manifest import Parent
 from holdfast.jobs import exit_codes
-from holdfast.jobs.heartbeat import HeartbeatWriter, Phase
-from holdfast.jobs.notices import Notice
+from holdfast.jobs.heartbeat import HeartbeatWriter
 from holdfast.policy.debt import DebtPolicy
-from holdfast.policy.observation import Decision, Observation, SaveCost
-from holdfast.staging.copy_choice import Mode
+from holdfast.policy.observation import Decision, Observation
 from holdfast.staging.torch_fence import Fence
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
 
 log = logging.getLogger("holdfast")
-HEARTBEAT_SECONDS = 5.0
-_LAST_PHASE: dict[str, Phase] = {"finished": "finished", "stopped": "stopped", "error": "failed"}
 _FOLLOW = Decision(False, "rank 0 decides")
 _TORN = Decision(True, "the last snapshot was torn; taken again, all at once")
 
@@ -115,7 +107,7 @@ class Session:
         )  # fmt: skip
         self.meter = CopyMeter(self.snapshots.choice)
         writer = tiers.writer(together) if tiers else writer_for(store, together)
-        self._saver = Saver(
+        saver = Saver(
             tiers or store, writer, self.snapshots, describe_environment(), clock, self._emit,
             self._persister, wait_limit=settings.wait_limit_seconds, parent=parent,
             after_commit=self._after_commit,
@@ -123,20 +115,24 @@ class Session:
         self.outputs = Outputs(
             store, clock, self._persister, self._emit, limit=settings.wait_limit_seconds, together=together
         )
-        self._halt = HaltWatch(store.where, self._persister, stopping)
-        self.beats = HeartbeatWriter.from_environment(store.where)
         self._reported = Reported()
+        self.saves = Saves(
+            saver, self.snapshots, state, policy, self._reported, self.meter, settings, clock, self._emit,
+            where=store.where, tracked=tracked, alone=together is None,
+            resumed_bytes=self.resumed.bytes if self.resumed else None,
+        )  # fmt: skip
+        leads = together is None or together.leads
+        self._life = SignsOfLife(
+            HeartbeatWriter.from_environment(store.where),
+            HaltWatch(store.where, self._persister, stopping) if leads else None,
+            state, self._reported, policy, clock, self._emit,
+        )  # fmt: skip
         self.boundary = Boundary(optimizers)
         self._unclean_since: float | None = None
-        self._notice: Notice | None = None
-        self._retry_blocking = False
-        self._saves_at: tuple[tuple[int, int], int] = ((-1, -1), 0)
-        self._setting_of: tuple[int, str] | None = None
-        self._last_saved: tuple[int, int] | None = (state.step, state.epoch) if self.resumed else None
-        self._last_boundary = self._heartbeat_at = clock.monotonic()
+        self._last_boundary = clock.monotonic()
         self._fence = Fence(optimizers, self.snapshots.hold_updates, self.boundary.optimizer_stepped)
         self.stopping.open()
-        self._begin_heartbeat()
+        self._life.begin(self.resumed.name if self.resumed else None)
         self._emit(
             RunStarted(
                 time=clock.wall(), step=state.step, host=os.uname().nodename, pid=os.getpid(),
@@ -170,14 +166,8 @@ class Session:
             return None
         return self.stopping.reason
 
-    def _begin_heartbeat(self) -> None:
-        if self.beats.is_watched:
-            show_stacks_on_request()
-            self.beats.resumed_from = self.resumed.name if self.resumed is not None else None
-            self.beats.say(self.state.step, "training")
-
     def sign_of_life(self) -> None:
-        self.beats.beat(self._clock.monotonic(), self.state.step)
+        self._life.beat(self._clock.monotonic())
 
     def must_stop(self) -> bool:
         """Whether the loop must end here; its state is on the way to disk then.
@@ -194,9 +184,9 @@ class Session:
             if not self.together.stop_unheard(self._clock.monotonic()):
                 return False
             self.stopping.agreed(reason, self.stopping.exit_code)
-        if self._last_saved != (self.state.step, self.state.epoch):
+        if not self.saves.is_saved:
             # Now and not only at the end: the code behind the loop may not get the time to run.
-            self.start_save(f"stopping: {reason}", self._clock.monotonic(), forced=True)
+            self.saves.start(f"stopping: {reason}", self._clock.monotonic(), forced=True)
         if self.stopping.on_stop == "exit":
             raise Stopped(self.stopping.exit_code)
         return True
@@ -205,7 +195,7 @@ class Session:
         state, now = self.state, self._clock.monotonic()
         state.step += 1
         self.meter.boundary(now)
-        self.settle_saves(may_raise=True)
+        self.saves.settle(may_raise=True)
         self.boundary.passed()
         self._reported.note(loss, metrics)
         decision = self._decide(now)
@@ -217,17 +207,15 @@ class Session:
             self._accumulating()
         if self.together is not None:
             self._go_along(self.together, decision, now)
-        if now >= self._heartbeat_at:
-            self._heartbeat(now)
+        self._life.boundary(now, self._last_boundary)
         self._last_boundary = now
-        self.beats.beat(now, state.step)
         self.must_stop()
 
     def _decide(self, now: float) -> Decision:
         if self.together is not None and not self.together.leads:
             return _FOLLOW
         decision = self.policy.decide(self._observe(now))
-        return _TORN if self._retry_blocking and not decision.save else decision
+        return _TORN if self.saves.take_all_at_once and not decision.save else decision
 
     def _go_along(self, together: Together, decision: Decision, now: float) -> None:
         """Save or stop where all ranks do."""
@@ -248,7 +236,7 @@ class Session:
             self.stopping.agreed(self.stopping.reason or due.reason, self.stopping.exit_code)
 
     def _obey(self, decision: Decision, now: float, *, tags: tuple[str, ...] = ()) -> None:
-        self.start_save(decision.reason, now, forced=decision.final, tags=tags)
+        self.saves.start(decision.reason, now, forced=decision.final, tags=tags)
         if decision.final:
             self.stopping.final_save_taken()
 
@@ -281,98 +269,11 @@ class Session:
             step=self.state.step,
             epoch=self.state.epoch,
             epoch_ended=epoch_ended,
-            save_in_flight=self._saver.in_flight or not self.snapshots.slot_available,
+            save_in_flight=self.saves.must_wait,
             loss=self._reported.loss if self._reported.has_loss else None,
             deadline=self.stopping.deadline,
-            notice=self._hear_notice(),
+            notice=self._life.hear_notice(self.stopping),
         )
-
-    def _hear_notice(self) -> str | None:
-        notice = self.stopping.notice
-        if notice is not None and notice != self._notice:
-            self._notice = notice
-            self._emit(
-                NoticeReceived(
-                    time=self._clock.wall(), source=notice.source, what=notice.what, stops=notice.stops
-                )
-            )
-        return None if notice is None else str(notice)
-
-    def _heartbeat(self, now: float) -> None:
-        self._heartbeat_at = now + HEARTBEAT_SECONDS
-        if self.together is None or self.together.leads:
-            self._halt.look_soon()
-        self._emit(
-            Progress(
-                time=self._clock.wall(), step=self.state.step, epoch=self.state.epoch,
-                step_seconds=now - self._last_boundary,
-                loss=self._reported.loss_or_none(), policy=self.policy.explain(),
-            )
-        )  # fmt: skip
-
-    # ---- saving
-
-    def save_now(self, reason: str, *, keep: str | None = None, notes: str = "") -> SaveHandle:
-        handle = self.start_save(reason, self._clock.monotonic(), forced=True, keep=keep, notes=notes)
-        if handle is None:
-            raise SaveError(f"no staging memory came free for the save of step {self.state.step}")
-        return handle
-
-    def start_save(
-        self, reason: str, now: float, *, forced: bool = False, tags: tuple[str, ...] = (),
-        keep: str | None = None, notes: str = "",
-    ) -> SaveHandle | None:  # fmt: skip
-        """None if no staging slot is free; a forced save waits for one."""
-        state = self.state
-        state.policy = {**self.policy.state(), "setting": self._setting()}
-        request = SaveRequest(
-            save=self._save_name(), step=state.step, reason=reason, progress=state.progress(),
-            metrics=self._reported.numbers(), tags=tags, notes=notes, keep=keep,
-        )  # fmt: skip
-        limit = self._settings.wait_limit_seconds if forced or self.together is not None else 0.0
-        handle = self._saver.start(request, blocking=self._retry_blocking, slot_timeout=limit)
-        if handle is not None:
-            self._retry_blocking = False
-            self._last_saved = (state.step, state.epoch)
-            self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason))
-            self.policy.save_started(now, state.step)
-            self.meter.save_started(now, cast(Mode, self._saver.last_mode))
-        return handle
-
-    def _save_name(self) -> str:
-        """What every rank calls this save. From the step and not from a count of saves: a rank that was left
-        out of one must still find the others at the next."""
-        at = (self.state.step, self.state.epoch)
-        self._saves_at = (at, self._saves_at[1] + 1 if self._saves_at[0] == at else 0)
-        return f"{at[0]}.{at[1]}.{self._saves_at[1]}"
-
-    def _setting(self) -> str:
-        size = self.snapshots.total_bytes
-        if size is None and self.resumed is not None:
-            size = self.resumed.bytes  # or a process that dies after one save would take all costs with it
-        if size is None:
-            return ""  # The first save: its layout, and with it its size, is not known yet.
-        if self._setting_of is None or self._setting_of[0] != size:
-            self._setting_of = (size, setting_key(self._store.where, self._tracked, size))
-        return self._setting_of[1]
-
-    def settle_saves(self, *, may_raise: bool) -> None:
-        """Hear how background saves ended. A failure is said here, at the first boundary after it."""
-        failures: list[HoldfastError] = []
-        for handle in self._saver.finished():
-            now = self._clock.monotonic()
-            if handle.error is None:
-                self.policy.save_committed(
-                    now, SaveCost(handle.step, handle.stall_seconds, handle.persist_seconds, handle.bytes)
-                )
-                continue
-            self.policy.save_failed(now, handle.step)
-            self._last_saved = None
-            self._retry_blocking = isinstance(handle.error, TornSnapshot)
-            log.warning("holdfast: the save of step %d failed: %s", handle.step, handle.error)
-            failures.append(handle.error)
-        if failures and may_raise and self._settings.on_save_error == "raise":
-            raise failures[0]
 
     # ---- the end
 
@@ -380,7 +281,7 @@ class Session:
         """Returns the exit code of a run that was stopped; None if its work is done, or failed."""
         reason = None if self.state.is_complete else self.stopping.reason
         how = "error" if failed else ("stopped" if reason else "finished")
-        self.beats.say(self.state.step, "finishing", reason or "")
+        self._life.finishing(reason or "")
         try:
             try:
                 if not failed:
@@ -400,25 +301,24 @@ class Session:
             self._store.release()
             if self.together is not None:
                 self.together.close()
-            self.beats.say(self.state.step, _LAST_PHASE[how], reason or "")
-            self.beats.close()
+            self._life.end(how, reason or "")
         if how != "stopped":
             return None
-        if self._last_saved != (self.state.step, self.state.epoch):
+        if not self.saves.is_saved:
             return exit_codes.STOPPED_UNSAVED
         log.warning("holdfast: stopped at step %d (%s), with a checkpoint", self.state.step, reason)
         return self.stopping.exit_code
 
     def _last_save(self, how: str) -> None:
         # One that is still in flight may fail: then this is where the state of this step is saved again.
-        self._saver.wait_for_all()
-        self.settle_saves(may_raise=False)
+        self.saves.saver.wait_for_all()
+        self.saves.settle(may_raise=False)
         at_boundary = self.boundary.is_here
         if self.boundary.stepped:
             # The loop was left between an optimizer step and its boundary. The step was taken: it counts.
             self.state.step += 1
             self.boundary.stepped = False
-        if self._last_saved == (self.state.step, self.state.epoch):
+        if self.saves.is_saved:
             return
         if not at_boundary:
             # Better than to lose every step since the last save.
@@ -427,9 +327,9 @@ class Session:
             )
         reason = f"stopping: {self.stopping.reason}" if how == "stopped" else "the training loop ended"
         # All at once: there is nothing left to hide the copy behind, and no later boundary to try again at.
-        self._retry_blocking = True
+        self.saves.take_all_at_once = True
         try:
-            self.save_now(reason).wait()
+            self.saves.now(reason).wait()
         except HoldfastError as error:
             log.error("holdfast: the last checkpoint (step %d) was not saved: %s", self.state.step, error)
             if self._settings.on_save_error == "raise":
@@ -437,13 +337,13 @@ class Session:
 
     def _is_durable(self, how: str) -> bool:
         """Whether the last state is where it survives this node."""
-        return how != "error" and self._last_saved == (self.state.step, self.state.epoch)
+        return how != "error" and self.saves.is_saved
 
     def _drain(self, *, may_raise: bool) -> None:
         limit = self._settings.wait_limit_seconds
         if not (self._copier.close(limit) and self._persister.close(limit)):
             log.error("holdfast: a save did not end within %.0f s and was given up", limit)
-        self.settle_saves(may_raise=may_raise)
+        self.saves.settle(may_raise=may_raise)
 
 
 def _nowhere(event: Event) -> None:

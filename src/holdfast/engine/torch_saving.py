@@ -1,0 +1,135 @@
+"""The saves of an open run, on the training thread: start one, hear how it ended, remember what is saved."""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+from holdfast.capture.torch_registry import Tracked
+from holdfast.clock import Clock
+from holdfast.engine.copy_meter import CopyMeter
+from holdfast.engine.handle import SaveHandle
+from holdfast.engine.reported import Reported
+from holdfast.engine.run_state import RunState
+from holdfast.engine.settings import Settings
+from holdfast.engine.torch_saver import Saver, SaveRequest
+from holdfast.engine.torch_setting import setting_key
+from holdfast.engine.torch_snapshots import Snapshots
+from holdfast.errors import HoldfastError, SaveError, TornSnapshot
+from holdfast.events import Emit, SaveDecided
+from holdfast.policy.debt import DebtPolicy
+from holdfast.policy.observation import SaveCost
+from holdfast.staging.copy_choice import Mode
+
+log = logging.getLogger("holdfast")
+
+
+class Saves:
+    """`take_all_at_once` makes the next snapshot a blocking one, as after a torn one."""
+
+    def __init__(
+        self,
+        saver: Saver,
+        snapshots: Snapshots,
+        state: RunState,
+        policy: DebtPolicy,
+        reported: Reported,
+        meter: CopyMeter,
+        settings: Settings,
+        clock: Clock,
+        emit: Emit,
+        *,
+        where: str,
+        tracked: list[Tracked],
+        alone: bool,
+        resumed_bytes: int | None,
+    ) -> None:
+        self.saver = saver
+        self.take_all_at_once = False
+        self._snapshots = snapshots
+        self._state = state
+        self._policy = policy
+        self._reported = reported
+        self._meter = meter
+        self._settings = settings
+        self._clock = clock
+        self._emit = emit
+        self._where = where
+        self._tracked = tracked
+        self._alone = alone
+        self._resumed_bytes = resumed_bytes
+        self._saved_at: tuple[int, int] | None = None if resumed_bytes is None else (state.step, state.epoch)
+        self._names_at: tuple[tuple[int, int], int] = ((-1, -1), 0)
+        self._setting_of: tuple[int, str] | None = None
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the present state is saved, or on its way."""
+        return self._saved_at == (self._state.step, self._state.epoch)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether no save can start: one is in flight, or no staging memory is free."""
+        return self.saver.in_flight or not self._snapshots.slot_available
+
+    def now(self, reason: str, *, keep: str | None = None, notes: str = "") -> SaveHandle:
+        handle = self.start(reason, self._clock.monotonic(), forced=True, keep=keep, notes=notes)
+        if handle is None:
+            raise SaveError(f"no staging memory came free for the save of step {self._state.step}")
+        return handle
+
+    def start(
+        self, reason: str, now: float, *, forced: bool = False, tags: tuple[str, ...] = (),
+        keep: str | None = None, notes: str = "",
+    ) -> SaveHandle | None:  # fmt: skip
+        """None if no staging slot is free; a forced save waits for one."""
+        state = self._state
+        state.policy = {**self._policy.state(), "setting": self._setting()}
+        request = SaveRequest(
+            save=self._name(), step=state.step, reason=reason, progress=state.progress(),
+            metrics=self._reported.numbers(), tags=tags, notes=notes, keep=keep,
+        )  # fmt: skip
+        limit = self._settings.wait_limit_seconds if forced or not self._alone else 0.0
+        handle = self.saver.start(request, blocking=self.take_all_at_once, slot_timeout=limit)
+        if handle is not None:
+            self.take_all_at_once = False
+            self._saved_at = (state.step, state.epoch)
+            self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason))
+            self._policy.save_started(now, state.step)
+            self._meter.save_started(now, cast(Mode, self.saver.last_mode))
+        return handle
+
+    def settle(self, *, may_raise: bool) -> None:
+        """Hear how background saves ended. A failure is said here, at the first boundary after it."""
+        failures: list[HoldfastError] = []
+        for handle in self.saver.finished():
+            now = self._clock.monotonic()
+            if handle.error is None:
+                self._policy.save_committed(
+                    now, SaveCost(handle.step, handle.stall_seconds, handle.persist_seconds, handle.bytes)
+                )
+                continue
+            self._policy.save_failed(now, handle.step)
+            self._saved_at = None
+            self.take_all_at_once = isinstance(handle.error, TornSnapshot)
+            log.warning("holdfast: the save of step %d failed: %s", handle.step, handle.error)
+            failures.append(handle.error)
+        if failures and may_raise and self._settings.on_save_error == "raise":
+            raise failures[0]
+
+    def _name(self) -> str:
+        """What every rank calls this save. From the step and not from a count of saves: a rank that was left
+        out of one must still find the others at the next."""
+        at = (self._state.step, self._state.epoch)
+        self._names_at = (at, self._names_at[1] + 1 if self._names_at[0] == at else 0)
+        return f"{at[0]}.{at[1]}.{self._names_at[1]}"
+
+    def _setting(self) -> str:
+        # What was restored, before the first save: or a process that dies after one save would take all costs
+        # with it.
+        size = self._snapshots.total_bytes or self._resumed_bytes
+        if size is None:
+            return ""  # The first save of all: its layout, and with it its size, is not known yet.
+        if self._setting_of is None or self._setting_of[0] != size:
+            self._setting_of = (size, setting_key(self._where, self._tracked, size))
+        return self._setting_of[1]
