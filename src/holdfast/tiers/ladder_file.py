@@ -33,6 +33,8 @@ class LadderFile:
         count: Callable[[NamedTier, int], None],
     ) -> None:
         self.size = record.size
+        # Whoever wants these digests need not compute them again.
+        self.checked_against = record.digests
         self._checkpoint = checkpoint
         self._record = record
         self._tiers = list(tiers)
