@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-import holdfast
+from holdfast import Run  # loaded before ranks are forked: starting is not measured
 from levels_training import Size, Training, mean_over_ranks, tiers_of
 from node_ranks import die, in_ranks, tell
 from root_checkpoint import load_root, save_root
@@ -57,7 +57,7 @@ class Attempt:
     def with_caches(self, steps: int, dies_at: int) -> float:
         put_behind(self.wire, self.folder / "run")
         training = self.training
-        with holdfast.Run(
+        with Run(
             self.folder / "run", tiers=tiers_of(str(self.folder / "nodes"), self.world), wait_limit=60.0,
             every=f"{training.steps_per_epoch} steps", model=training.model, optimizer=training.optimizer,
         ) as run:  # fmt: skip

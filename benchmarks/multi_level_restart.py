@@ -11,6 +11,8 @@ import os
 from itertools import islice
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+# torch asks for the name of every peer; one question that a name server drops would cost 5 s.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 from killed_training import EPOCHS_BETWEEN, Attempt, Told, train_and_kill
 from levels_training import Size
@@ -25,7 +27,7 @@ SHOWN = 4
 
 def main() -> None:
     options = parse_options(__doc__, repeats=1)
-    worlds, size, epochs = (1, 2, 4), Size(10, 0.0, steps_of_one_node=8), 4 * EPOCHS_BETWEEN
+    worlds, size, epochs = (1, 2, 4), Size(10, 0.0, steps_of_one_node=4), 3 * EPOCHS_BETWEEN
     if options.quick:
         worlds, size, epochs = (1, 2), Size(2, 0.0, steps_of_one_node=4), 2 * EPOCHS_BETWEEN
     found: dict[int, dict[str, Told]] = {}
