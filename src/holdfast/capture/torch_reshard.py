@@ -26,12 +26,6 @@ from holdfast.format.tree import decode_key, inflate, show_path
 
 # What stands now where a stored tensor belongs, by the path inside the state; None if nothing does.
 Live = Callable[[tuple[Any, ...], Sequence[int]], Any]
-# Memory for a tensor of this shape and type, to be filled.
-Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ class SavedState:
     def keys(self) -> list[str]:
         return list(self._skeletons)
 
-    def needs(self, live: Live, keys: Sequence[str] | None = None, empty: Empty = _empty) -> dict[int, Need]:
+    def needs(self, live: Live, keys: Sequence[str] | None = None) -> dict[int, Need]:
         """What to read for these tracked objects (all, if None), by the identity of the skeleton's entry."""
         found: dict[tuple[str, str], Need] = {}
         needs = {}
@@ -105,7 +99,7 @@ class SavedState:
                 continue
             # One object per name: what was tied when it was saved is tied again.
             if (key, name) not in found:
-                found[key, name] = self._need(entry, live, empty)
+                found[key, name] = self._need(entry, live)
             needs[id(entry.said)] = found[key, name]
         return needs
 
@@ -127,7 +121,7 @@ class SavedState:
             if key in wanted or key not in without_tensors
         }
 
-    def _need(self, entry: _Entry, live: Live, empty: Empty) -> Need:
+    def _need(self, entry: _Entry, live: Live) -> Need:
         key, said = entry.path[0], entry.said
         pieces = self._pieces[key, said["name"]]
         if not pieces:
@@ -137,12 +131,12 @@ class SavedState:
         if "numpy" in said or not (
             "global" in said or "shared" in said or is_sharded(live(entry.path, whole))
         ):
-            return _plain(pieces[0], said, code, empty)
+            return _plain(pieces[0], said, code)
         dtype = dtype_from_name(said["dtype"]) if "dtype" in said else dtype_of_code(code)
         target = live(entry.path, whole)
         sharded = is_sharded(target) and tuple(target.shape) == whole
         region = region_of(target, said["name"]) if sharded else Region((0,) * len(whole), whole)
-        local = empty(region.shape, dtype)
+        local = torch.empty(region.shape, dtype=dtype)
         finish = _filling(local, region, pieces, show_path(entry.path))
         stride = said.get("stride") if not sharded else None
 
@@ -155,9 +149,9 @@ class SavedState:
         return Need(made, finish.wanted)
 
 
-def _plain(piece: Piece, said: dict[str, Any], code: str, empty: Empty) -> Need:
+def _plain(piece: Piece, said: dict[str, Any], code: str) -> Need:
     """A tensor or an array of one rank, whole."""
-    raw = empty((piece.stop - piece.start,), torch.uint8)
+    raw = torch.empty(piece.stop - piece.start, dtype=torch.uint8)
     shape = said.get("shape", piece.region.shape)
     need = Need(lambda: leaf_from_bytes(said, code, shape, raw))
     if raw.numel():

@@ -18,7 +18,7 @@ from holdfast.engine.load_together import Mending, load_together
 from holdfast.engine.torch_sharded_load import Sharded, load_sharded
 from holdfast.errors import CorruptCheckpoint, RestoreError
 from holdfast.ranks.team import Team
-from holdfast.staging.slots import anonymous_memory
+from holdfast.staging.first_touch import memory_to_keep
 from holdfast.stores.base import PAGE, Store
 
 log = logging.getLogger("holdfast")
@@ -42,7 +42,7 @@ class Resumed:
 
 def huge_pages(size: int) -> memoryview:
     """Memory for an image whose views become live tensors."""
-    return anonymous_memory(-(-size // PAGE) * PAGE, children_need_it=True).view[:size]
+    return memory_to_keep(-(-size // PAGE) * PAGE).view[:size]
 
 
 def say_rejected(found: Found, why: str) -> None:

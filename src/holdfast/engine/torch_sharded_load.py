@@ -12,7 +12,6 @@ from holdfast.capture.torch_reshard import Need, SavedState
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.ranges import Wanted, read_ranges
 from holdfast.checkpoints.read import read_files, require_manifest
-from holdfast.engine.torch_arena import Arena
 from holdfast.format.image import header_length, parse_image
 from holdfast.format.manifest import Manifest
 from holdfast.format.rank_record import ImageHeader, RankRecord, parse_rank_record, record_name
@@ -41,7 +40,7 @@ def load_sharded(
     """
     manifest = require_manifest(found)
     saved = SavedState(_records(store, found, manifest), rank if rank < manifest.world else 0)
-    needs = saved.needs(live_leaves(tracked), keys, Arena().empty)
+    needs = saved.needs(live_leaves(tracked), keys)
     read = read_ranges(store, found, _wanted(needs.values()))
     return Sharded(found, saved.build(needs), read)
 
