@@ -125,11 +125,14 @@ class Keeper:
     def _find_leader(self) -> Link | None:
         """None if this keeper was asked to stop meanwhile."""
         end = self._clock.monotonic() + self._settings.join_seconds
+        # A leader that was just lost is not waited for once more; later on it may be back.
+        passed_over = set(self._gone)
         while self._asked is None:
             found = seek(
-                self._meeting, self._me, self._hello(), self._gone, self._clock,
+                self._meeting, self._me, self._hello(), passed_over, self._clock,
                 silence_seconds=self._settings.silence_seconds,
             )  # fmt: skip
+            passed_over.clear()
             if found.link is not None:
                 return found.link
             if not found.lower:
@@ -157,7 +160,9 @@ class Keeper:
         self._post.hand_over(self._lead.roster)
         self._lead.start()
         silence = self._settings.silence_seconds
-        return dial(self._me, self._meeting.token, self._hello(), self._clock, silence_seconds=silence)[0]
+        link = dial(self._me, self._meeting.token, self._clock, silence_seconds=silence)
+        link.ask(self._hello())
+        return link
 
     def _stop_leading(self) -> None:
         self._post.hand_over(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from holdfast.stores.side_by_side import side_by_side
 from holdfast.stores.wire import Channel
 from holdfast.stores.wire_handshake import introduce
 
+# Less than half of what a post waits for a guest to say who it is.
 DIAL_SECONDS = 2.0
+_AT_ONCE = 256
 
 
 class GivenUp(Exception):
@@ -30,6 +33,14 @@ class Link:
     leader: Card
     connection: socket.socket
     voice: Voice
+
+    def ask(self, hello: dict[str, Any]) -> dict[str, Any]:
+        """Say who we are, and hear whether we may come in."""
+        self.voice.channel.limit(DIAL_SECONDS)
+        self.voice.say(hello)
+        answer = self.voice.hear()
+        self.voice.channel.limit(None)
+        return answer
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -66,28 +77,27 @@ def seek(
         for card in meeting.registered()
         if (card.number < me.number or card.number in leads) and card.number not in {me.number, *gone}
     ]
+    # First everybody's hand is shaken, at once; the dead take their time. Only then does this keeper say who
+    # it is, to one after the other: a leader that takes it in expects to hear of it from then on.
     links: dict[int, Link] = {}
+
+    def shake_hands(index: int) -> None:
+        with contextlib.suppress(OSError, HoldfastError):
+            links[asked[index].number] = dial(
+                asked[index], meeting.token, clock, silence_seconds=silence_seconds
+            )
+
+    side_by_side(shake_hands, len(asked), threads=_AT_ONCE)
     answers: dict[int, dict[str, Any]] = {}
-
-    def ask(index: int) -> None:
-        card = asked[index]
-        try:
-            link, answer = dial(card, meeting.token, hello, clock, silence_seconds=silence_seconds)
-        except (OSError, HoldfastError):
-            return
-        answers[card.number] = answer
-        if answer.get("answer") == "welcome":
-            links[card.number] = link
-        else:
+    try:
+        for number in sorted(links):
+            with contextlib.suppress(OSError, HoldfastError):
+                answers[number] = links[number].ask(hello)
+                if answers[number].get("answer") == "welcome":
+                    return Found(links.pop(number), lower=True)
+    finally:
+        for link in links.values():
             link.close()
-
-    side_by_side(ask, len(asked), threads=16)
-    first = min(links, default=None)
-    for number, link in links.items():
-        if number != first:
-            link.close()
-    if first is not None:
-        return Found(links[first], lower=True)
     for card in asked:
         answer = answers.get(card.number, {})
         if answer.get("answer") == "lost":
@@ -102,20 +112,14 @@ def seek(
     return Found(None, lower=any(number < me.number for number in answers))
 
 
-def dial(
-    card: Card, token: bytes, hello: dict[str, Any], clock: Clock, *, silence_seconds: float
-) -> tuple[Link, dict[str, Any]]:
-    """A connection, and what the keeper there answers to `hello`."""
+def dial(card: Card, token: bytes, clock: Clock, *, silence_seconds: float) -> Link:
+    """A connection on which both ends know that they belong to one job, and no more."""
     connection = socket.create_connection((card.address, card.port), timeout=DIAL_SECONDS)
     try:
         channel = Channel(connection, clock, silence_seconds=silence_seconds)
         channel.limit(DIAL_SECONDS)
         introduce(channel, token)
-        voice = Voice(channel)
-        voice.say(hello)
-        answer = voice.hear()
-        channel.limit(None)
     except BaseException:
         connection.close()
         raise
-    return Link(card, connection, voice), answer
+    return Link(card, connection, Voice(channel))
