@@ -20,6 +20,8 @@ from root_checkpoint import load_root, save_root
 from shared_store import Wire, put_behind
 
 EPOCHS_BETWEEN = 10
+# Seconds until a rank was ready for its first step, and until all had done it; bytes read by then.
+Restarted = tuple[float, float, int]
 
 
 @dataclass
@@ -27,7 +29,8 @@ class Told:
     """The log: what each step's loss was, once for every time that it was done."""
 
     losses: dict[int, list[str]]
-    restart_seconds: list[float] = field(default_factory=list)
+    ready_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
     restart_bytes: list[int] = field(default_factory=list)
 
 
@@ -40,10 +43,10 @@ class Attempt:
         dist.barrier()
         self.begun = time.perf_counter()
 
-    def undisturbed(self, steps: int, dies_at: int) -> float:
+    def undisturbed(self, steps: int, dies_at: int) -> Restarted:
         return self.train(range(steps), dies_at)
 
-    def with_root(self, steps: int, dies_at: int) -> float:
+    def with_root(self, steps: int, dies_at: int) -> Restarted:
         path, training = self.folder / "root.pt", self.training
         first = training.load(load_root(path, self.wire)) if path.exists() else 0
 
@@ -54,7 +57,7 @@ class Attempt:
 
         return self.train(range(first, steps), dies_at, save)
 
-    def with_caches(self, steps: int, dies_at: int) -> float:
+    def with_caches(self, steps: int, dies_at: int) -> Restarted:
         put_behind(self.wire, self.folder / "run")
         training = self.training
         with Run(
@@ -65,9 +68,9 @@ class Attempt:
 
     def train(
         self, numbers: Iterable[int], dies_at: int, after: Callable[[int], None] = lambda number: None
-    ) -> float:
-        """Seconds from the start of the attempt until all ranks had done a step."""
-        seconds = 0.0
+    ) -> Restarted:
+        restarted: Restarted | None = None
+        ready = time.perf_counter() - self.begun
         with (self.folder / "log").open("a") as log:
             for number in numbers:
                 loss = mean_over_ranks([self.training.step(number)])
@@ -75,19 +78,21 @@ class Attempt:
                     log.write(f"{number} {loss!r}\n")
                     log.flush()
                 after(number)
-                if not seconds:
+                if restarted is None:
                     dist.barrier()
-                    seconds = time.perf_counter() - self.begun
+                    # Later reads are not the restart's: older checkpoints are checked before they may go.
+                    restarted = ready, time.perf_counter() - self.begun, self.wire.bytes_read
                 if number == dies_at:
-                    tell(self.folder, self.rank, seconds)
+                    tell(self.folder, self.rank, restarted)
                     try:
                         dist.barrier()
                     finally:
                         die()
-        return seconds
+        assert restarted is not None
+        return restarted
 
 
-Way = Callable[[Attempt, int, int], float]
+Way = Callable[[Attempt, int, int], Restarted]
 
 
 def train_and_kill(way: Way, world: int, size: Size, folder: Path, epochs: int) -> Told:
@@ -101,13 +106,14 @@ def train_and_kill(way: Way, world: int, size: Size, folder: Path, epochs: int) 
         dies_at = -1 if is_last else tenth * EPOCHS_BETWEEN * per_epoch + per_epoch // 2
         before = wire.bytes_read
 
-        def attempt(rank: int, dies_at: int = dies_at) -> float:
+        def attempt(rank: int, dies_at: int = dies_at) -> Restarted:
             return way(Attempt(rank, world, size, folder, wire), epochs * per_epoch, dies_at)
 
-        seconds = max(in_ranks(world, folder, attempt))
+        of_ranks = in_ranks(world, folder, attempt)
         if tenth > 1:
-            told.restart_seconds.append(seconds)
-            told.restart_bytes.append(wire.bytes_read - before)
+            told.ready_seconds.append(max(ready for ready, _, _ in of_ranks))
+            told.step_seconds.append(max(stepped for _, stepped, _ in of_ranks))
+            told.restart_bytes.append(max(read for _, _, read in of_ranks) - before)
     for line in (folder / "log").read_text().splitlines():
         number, loss = line.split()
         told.losses.setdefault(int(number), []).append(loss)

@@ -1,8 +1,9 @@
 """A training that is killed every ten epochs: restart from the shared store, or from what the nodes kept.
 
 Root: rank 0 reads the last checkpoint over a wire of 200 MB/s and sends it to all. holdfast: every node
-restores from its own folder. Measured from the moment at which all processes have made their model until a
-step is done on all of them. The loss of every step is compared with that of a training never disturbed.
+restores from its own folder, and from the others what it did not write. Measured from the moment at which all
+processes have made their model until the last one can take its first step; and until all have done it. The
+loss of every step is compared with that of a training never disturbed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from series_plot import Panel, Series, lines
 
 NONE, ROOT, OURS = "never disturbed", "root restart", "holdfast, cached restart"
 WAYS = {NONE: Attempt.undisturbed, ROOT: Attempt.with_root, OURS: Attempt.with_caches}
+READY = "ready for the first step"
 SHOWN = 4
 
 
@@ -45,16 +47,18 @@ def report(found: dict[int, dict[str, Told]], size: Size, options: Options) -> N
     board = Scoreboard("multi_level_restart", title, options)
     for world, told in found.items():
         for who in (ROOT, OURS):
-            board.add(names(world, who), "until the first step is done", "s", told[who].restart_seconds)
+            board.add(names(world, who), READY, "s", told[who].ready_seconds)
+            board.add(names(world, who), "first step done", "s", told[who].step_seconds)
             read = [float(count) for count in told[who].restart_bytes]
             board.add(names(world, who), "read from the shared store", "B", read)
         steps = say_logs(told, names(world, OURS))
         board.at_most(f"{names(world, OURS)}: steps whose logged loss differs", float(steps), 0.0, "")
     from_shared = max(count for told in found.values() for count in told[OURS].restart_bytes)
     board.at_most("bytes that cached restarts read from the shared store", float(from_shared), 0.0, "B")
-    for world in [world for world in found if world >= 2]:
-        ours, root = (board.median(names(world, who), "until the first step is done") for who in (OURS, ROOT))
-        board.at_most(f"{world} nodes: cached restart against root restart", ours / root, 1.0)
+    # Where nodes outnumber the cores, what they do side by side elsewhere is done here in turn.
+    for world in [world for world in found if world <= (os.cpu_count() or 1)]:
+        ours, root = (board.median(names(world, who), READY) for who in (OURS, ROOT))
+        board.at_most(f"{names(world, OURS)}, against root restart", ours / root, 1.0)
     largest = max(found)
     if differing(found[largest][NONE], found[largest][ROOT]):
         board.notes.append(
@@ -88,10 +92,7 @@ def say_logs(told: dict[str, Told], title: str) -> int:
 
 
 def draw(board: Scoreboard, found: dict[int, dict[str, Told]], options: Options) -> None:
-    series = [
-        Series(who, [(n, board.median(names(n, who), "until the first step is done")) for n in found])
-        for who in (ROOT, OURS)
-    ]
+    series = [Series(who, [(n, board.median(names(n, who), READY)) for n in found]) for who in (ROOT, OURS)]
     panels = [Panel("from made models to the first step, seconds", series)]
     picture = lines(board.title, "nodes", panels, list(found))
     (options.out / f"{board.name}.svg").write_text(picture)
