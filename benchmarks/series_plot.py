@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from math import floor, log10
 
-from plots import OURS, THEIRS
+from plots import LIMIT, OURS, THEIRS
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, SPACE = 860, 200, 80, 210, 40, 54, 44
 
@@ -68,8 +69,7 @@ def _panel(panel: Panel, top: float, end: float) -> list[str]:
         return top + HEIGHT * (high - value) / (high - low)
 
     out = [f'<text x="{LEFT}" y="{top - 8}" font-weight="bold">{escape(panel.label)}</text>']
-    for part in range(5):
-        value = high * part / 4
+    for value in _round_values(high):
         out.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" '
             'stroke="#e9ecef"/>'
@@ -87,6 +87,13 @@ def _panel(panel: Panel, top: float, end: float) -> list[str]:
     return out + _names(panel.series, y)
 
 
+def _round_values(high: float) -> list[float]:
+    """Three to seven of them from 0 on, that a reader can divide by in their head."""
+    power = 10.0 ** floor(log10(high))
+    step = next(s for s in (0.2 * power, 0.5 * power, power, 2 * power) if high / s < 6.5)
+    return [step * number for number in range(int(high / step) + 1)]
+
+
 def _names(series: Sequence[Series], y: object) -> list[str]:
     """At the end of each line, moved apart where they would cover each other."""
     assert callable(y)
@@ -96,8 +103,9 @@ def _names(series: Sequence[Series], y: object) -> list[str]:
         at = y(one.points[-1][1]) + 4
         at = max(at, placed[-1] + 16) if placed else at
         placed.append(at)
+        ink = LIMIT if one.colour == THEIRS else one.colour  # grey that can be read
         out.append(
-            f'<text x="{WIDTH - RIGHT + 12}" y="{at:.1f}" fill="{one.colour}" font-weight="bold">'
+            f'<text x="{WIDTH - RIGHT + 12}" y="{at:.1f}" fill="{ink}" font-weight="bold">'
             f"{escape(one.label)}</text>"
         )
     return out
