@@ -1,8 +1,8 @@
 """Restart from what the nodes keep, against the shared folder: every rank reads it, or rank 0 for everybody.
 
-Two nodes of one rank each, and each rank has a state of its own, as under FSDP. The shared folder gives each
-reader 200 MB/s at most (a token bucket in front of its files). Measured is the time until every rank is
-restored, all variants in turn.
+Two nodes of one rank each, and each rank has a state of its own, as under FSDP. The shared folder gives
+200 MB/s in all, divided among those who read (a token bucket in front of its files). Measured is the time
+until every rank is restored, all variants in turn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CACHES = ("memory", "disk")
 
 
 class ThrottledFile:
-    """A file behind a wire of 200 MB/s, which all files of this process share."""
+    """A file behind a wire that all files of this process share."""
 
     wire = Bandwidth(None)
     turn = threading.Lock()
@@ -53,11 +53,12 @@ class ThrottledFile:
         self._file.close()
 
 
-def throttle_shared_folder() -> None:
+def throttle_shared_folder(readers: int) -> None:
     real = DirectoryStore.open
-    ThrottledFile.wire = Bandwidth(SHARED_BYTES_PER_SECOND)
+    share = SHARED_BYTES_PER_SECOND // readers
+    ThrottledFile.wire = Bandwidth(share)
     # An empty bucket: no second of grace at the start.
-    ThrottledFile.wire.take(SHARED_BYTES_PER_SECOND, threading.Event())
+    ThrottledFile.wire.take(share, threading.Event())
     DirectoryStore.open = lambda self, name, file: ThrottledFile(real(self, name, file))  # type: ignore[assignment,method-assign,return-value]
 
 
@@ -87,7 +88,7 @@ def restart(folder: Path, cache: str, megabytes: int, rank: int) -> None:
     """How long until this rank is restored, and what all ranks read from which tier."""
     model, optimizer = model_of(megabytes, shared=False)
     dist.barrier()
-    throttle_shared_folder()
+    throttle_shared_folder(NODES)
     with holdfast.Run(
         folder / f"run-{cache}", tiers=tiers_of(folder, cache), every="100000 steps", wait_limit=60.0,
         model=model, optimizer=optimizer,
@@ -101,7 +102,7 @@ def restart(folder: Path, cache: str, megabytes: int, rank: int) -> None:
 def root_restart(folder: Path, rank: int) -> Any:
     """Rank 0 reads everything from the shared folder and sends it to all."""
     dist.barrier()
-    throttle_shared_folder()
+    throttle_shared_folder(1)
     begun = time.monotonic()
     store = DirectoryStore(folder / "run-none")
     loaded = newest_valid(store) if rank == 0 else None
