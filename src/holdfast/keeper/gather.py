@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.keeper.lead import Lead
 
 # A keeper that looks for a new leader needs its own time to notice, and then to try those before us.
-SEEK_SECONDS = 4.0
+SEEK_SECONDS = 6.0
 PROBE_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
 

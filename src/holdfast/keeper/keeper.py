@@ -136,7 +136,8 @@ class Keeper:
             if found.link is not None:
                 return found.link
             if not found.lower:
-                if not somebody_leads(self._meeting, self._me, self._settings.beat_seconds, self._pause):
+                limit = self._settings.pulse_seconds
+                if not somebody_leads(self._meeting, self._me, limit, self._clock, self._pause):
                     return self._begin_to_lead()
                 # It is this node that is cut off, or was: that leader must be asked again.
                 self._gone.clear()

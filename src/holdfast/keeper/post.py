@@ -83,7 +83,9 @@ class Post:
 
     def _converse(self, connection: socket.socket) -> None:
         try:
-            channel = Channel(connection, self._clock, silence_seconds=self._silence)
+            # A guest that still waits for the hands of the dead may be silent for a while.
+            patience = max(self._silence, _HANDSHAKE_SECONDS)
+            channel = Channel(connection, self._clock, silence_seconds=patience)
             channel.limit(_HANDSHAKE_SECONDS)
             admit(channel, self._token)
             voice = Voice(channel)

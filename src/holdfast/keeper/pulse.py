@@ -12,13 +12,13 @@ import socket
 import threading
 from collections.abc import Callable
 
+from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.keeper.meeting import Meeting
 from holdfast.keeper.world import Card
 
 PROBE_SECONDS = 1.0
-# So many times the pause between two pulses without a new one, and there is none.
-_MISSED = 3.0
+_LOOK_SECONDS = 0.2
 
 
 class Pulse:
@@ -47,16 +47,21 @@ class Pulse:
                 return
 
 
-def somebody_leads(meeting: Meeting, me: Card, seconds: float, pause: Callable[[float], None]) -> bool:
-    """Whether another keeper's pulse is seen to beat. Returns at once where no process is left that could."""
+def somebody_leads(
+    meeting: Meeting, me: Card, seconds: float, clock: Clock, pause: Callable[[float], None]
+) -> bool:
+    """Whether another keeper's pulse is seen to beat within `seconds`. Returns at once where no process is
+    left that could. `pause` may return early."""
     before = meeting.pulses()
     able = [card for card in meeting.registered() if card.number in before and card.number != me.number]
     able = [card for card in able if not _refuses(card)]
-    if not able:
-        return False
-    pause(_MISSED * seconds)
-    after = meeting.pulses()
-    return any(after.get(card.number, 0) != before[card.number] for card in able)
+    end = clock.monotonic() + seconds
+    while able and (left := end - clock.monotonic()) > 0:
+        pause(min(left, _LOOK_SECONDS))
+        after = meeting.pulses()
+        if any(after.get(card.number) not in (None, before[card.number]) for card in able):
+            return True
+    return False
 
 
 def _refuses(card: Card) -> bool:

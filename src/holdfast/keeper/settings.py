@@ -57,6 +57,11 @@ class KeeperSettings:
         return self.nodes if self.min_nodes is None else self.min_nodes
 
     @property
+    def pulse_seconds(self) -> float:
+        """How long the shared folder is watched for a leader that cannot be reached, before another leads."""
+        return max(4 * self.beat_seconds, self.silence_seconds / 2)
+
+    @property
     def must_agree(self) -> dict[str, int]:
         """What two keepers of one job cannot see differently."""
         return {"nodes": self.nodes, "min_nodes": self.fewest, "procs_per_node": self.procs_per_node}
