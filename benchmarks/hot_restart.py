@@ -148,6 +148,7 @@ def main() -> None:
     board.notes.append(
         f"median recovery {statistics.median(found['recovery_seconds']):.1f} s, most of it torch's import"
     )
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "hot_restart_raw.json").write_text(json.dumps(found, indent=1))
     panels = [Panel(f"epoch, {name}", found["curves"][name]) for name in ("kept", "root")]
     (options.out / "hot_restart.svg").write_text(over_time(board.title, panels))
