@@ -28,6 +28,8 @@ from holdfast.tiers.protect_record import is_record_name
 
 SAMPLES_PER_RANK = 24
 BATCH = 6
+# Beside its steps: an epoch that is shorter than a save is none.
+EPOCH_SECONDS = 0.2
 
 
 def take_node_down(base: Path, epoch: int) -> None:
@@ -47,14 +49,12 @@ def take_node_down(base: Path, epoch: int) -> None:
 
 
 def wait_for_protection(base: Path) -> None:
-    """Epochs last milliseconds here. In earnest a checkpoint is long protected when a node breaks."""
-    newest = max((p.parent.name for p in base.glob("disk*/cache/*/*/ckpt/*/MANIFEST")), default=None)
-    for _ in range(600 if newest is not None else 0):
+    """In earnest a checkpoint is long protected when a node breaks."""
+    for _ in range(200):
+        newest = max((p.parent.name for p in base.glob("disk*/cache/*/*/ckpt/*/MANIFEST")), default="none")
         places = base.glob(f"disk*/cache/*/*/ckpt/{newest}")
-        if (
-            sum(any(is_record_name(f.name) for f in place.iterdir()) for place in places)
-            == dist.get_world_size()
-        ):
+        protected = [place for place in places if any(is_record_name(f.name) for f in place.iterdir())]
+        if len(protected) == dist.get_world_size():
             return
         time.sleep(0.05)
 
@@ -119,6 +119,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 run.extras["total"] += loss.item()
                 run.end_step(loss=loss.detach())
+            time.sleep(EPOCH_SECONDS)
             total = torch.tensor(run.extras["total"], dtype=torch.float64)
             dist.all_reduce(total)
             if rank == 0:
