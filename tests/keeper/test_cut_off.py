@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from nodes import Host, Nodes, wait_until
 
 from holdfast.jobs import exit_codes
+
+# Waits for limits to pass, again and again: half a minute of nothing.
+pytestmark = pytest.mark.torture
 
 
 def generations(folder: Path) -> int:

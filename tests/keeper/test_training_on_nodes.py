@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nodes import HERE, Host, Nodes
 
 from holdfast.jobs import exit_codes
@@ -63,6 +64,7 @@ def resumed(base: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (base / "resumed").read_text().splitlines()]
 
 
+@pytest.mark.torture
 def test_lost_nodes_are_replaced_then_state_is_flushed_and_the_next_job_ends_with_equal_losses(
     host: Host, tmp_path: Path
 ) -> None:
