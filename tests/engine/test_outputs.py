@@ -435,3 +435,14 @@ def test_outputs_of_a_lost_run_come_back_from_the_outer_tier(tmp_path: Path) -> 
         assert (folder / "text").read_text() == "far away"
         put(run, 4, "newer")
     assert [one.step for one in committed(DirectoryStore(far / "outputs" / "x"))] == [4, 3]
+
+
+def test_a_tier_that_could_not_be_reached_gets_the_next_output(tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    with a_run_with(tmp_path / "run", str(far)) as run:
+        (far / "outputs").write_text("in the way")
+        with pytest.raises(holdfast.StoreError):
+            put(run, 1, "nowhere")
+        (far / "outputs").unlink()
+        put(run, 2, "everywhere")
+    assert [one.step for one in committed(DirectoryStore(far / "outputs" / "x"))] == [2]

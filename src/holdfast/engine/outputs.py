@@ -26,13 +26,12 @@ from holdfast.engine.outputs_restore import Restoring
 from holdfast.engine.outputs_scratch import Scratch
 from holdfast.engine.outputs_tiers import FOLDER, copies_of, outer_tiers
 from holdfast.engine.tiers_of_run import TiersOfRun
-from holdfast.engine.together import Together, claim_together
+from holdfast.engine.together import Together, claim_known
 from holdfast.engine.writers import Alone, Everybody, Writer
 from holdfast.errors import HoldfastError, InternalError, RestoreError, SaveError, SetupError, StoreError
 from holdfast.events import CheckpointRejected, Emit, OutputCommitted, Pruned, Warned
 from holdfast.format.manifest import utc_text
 from holdfast.stores.directory import DirectoryStore
-from holdfast.tiers.lost_home import known_elsewhere
 from holdfast.tiers.words import HOME, Tier
 
 log = logging.getLogger("holdfast")
@@ -75,22 +74,18 @@ class Outputs:
 
     def claim(self, name: str, keep: Retention) -> None:
         """Become the writer of this name's store, together with the other ranks."""
-        if name in self._claimed:
-            return
         together, folder = self._together, os.path.join(self._folder, name)
+        outer = outer_tiers(self._run, name)
+        if name not in self._claimed:
+            team = None if together is None else together.team
+            self._claimed[name] = claim_known(folder, outer, self._clock, team, self.limit)
+            self._ledgers.setdefault(name, Ledger())
         leads = together is None or together.leads
-        outer = outer_tiers(self._run, name) if leads else ()
-        known = known_elsewhere(folder, outer)
-        store = DirectoryStore(folder, clock=self._clock, uuid=known.uuid)
-        if together is None:
-            store.claim(at_least=known.at_least)
-        else:
-            claim_together(store, together.team, self.limit, at_least=known.at_least)
-        self._claimed[name] = store
-        if outer:
-            tiers = self._tiers[name] = TiersOfRun(store, (Tier(HOME), *outer), keep, self._clock)
+        # Apart from the claim: a tier that cannot be reached now is asked again by the next output.
+        if outer and leads and name not in self._tiers:
+            tiers = TiersOfRun(self._claimed[name], (Tier(HOME), *outer), keep, self._clock)
             tiers.start_draining(self._emit)
-        self._ledgers.setdefault(name, Ledger())
+            self._tiers[name] = tiers
 
     def decline(self, save: str, why: str) -> None:
         """This rank's part will not come. The others need not wait for it."""

@@ -20,7 +20,7 @@ from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
 from holdfast.engine.tiers_of_run import Tiers
-from holdfast.engine.together import Together, claim_together
+from holdfast.engine.together import Together, claim_known
 from holdfast.engine.torch_loop import Loop
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
@@ -32,9 +32,7 @@ from holdfast.policy.convergence import ConvergenceSettings
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.failures import FailureHistory
 from holdfast.ranks.torch_team import team_from_torch
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
-from holdfast.tiers.lost_home import Known, known_elsewhere
 from holdfast.tiers.words import Tier, parse_tiers
 from holdfast.units import Every
 
@@ -138,12 +136,7 @@ class Run:
         limit = self._settings.wait_limit_seconds
         team = team_from_torch(os.path.abspath(self.path), limit=limit)
         end_if_halted(self.path, team, limit)
-        known = known_elsewhere(self.path, self._given_tiers or ()) if team is None or team.leads else Known()
-        store = DirectoryStore(self.path, clock=self._clock, uuid=known.uuid)
-        if team is None:
-            store.claim(at_least=known.at_least)
-        else:
-            claim_together(store, team, limit, at_least=known.at_least)
+        store = claim_known(self.path, self._given_tiers or (), self._clock, team, limit)
         together = None if team is None else Together(team, self._clock, limit=limit)
         tiers: Tiers | None = None
         try:

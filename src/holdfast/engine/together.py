@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.clock import Clock
@@ -13,6 +13,8 @@ from holdfast.ranks.agreement import Agreed, Agreement
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
 from holdfast.stores.directory import DirectoryStore
+from holdfast.tiers.lost_home import Known, known_elsewhere
+from holdfast.tiers.words import Tier
 
 
 class Together:
@@ -81,6 +83,23 @@ def told_by_leader(team: Team, what: str, limit: float, work: Callable[[], Any])
     if "error" in said:
         raise SetupError(f"rank 0 cannot open the run: {said['error']}")
     return said["answer"]
+
+
+def claim_known(
+    folder: str, tiers: Sequence[Tier], clock: Clock, team: Team | None, limit: float
+) -> DirectoryStore:
+    """A folder of this run, claimed: made again as the same run if it was lost and a tier knows it."""
+    if team is None:
+        known = known_elsewhere(folder, tiers)
+    else:
+        # Rank 0 looks; what it cannot reach, everybody hears at once.
+        known = Known(**told_by_leader(team, "known", limit, lambda: vars(known_elsewhere(folder, tiers))))
+    store = DirectoryStore(folder, clock=clock, uuid=known.uuid)
+    if team is None:
+        store.claim(at_least=known.at_least)
+    else:
+        claim_together(store, team, limit, at_least=known.at_least)
+    return store
 
 
 def claim_together(
