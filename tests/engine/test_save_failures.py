@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.engine import run as run_module
+from holdfast.engine import together
 from holdfast.engine.background import Worker
 from holdfast.errors import NoValidCheckpoint, RestoreError, RunInUse, SaveError, StoreError, StoreFull
 from holdfast.stores.directory import DirectoryStore
@@ -44,7 +44,7 @@ class Troubled(ForwardingIO):
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Troubled:
     disk = Troubled()
-    monkeypatch.setattr(run_module, "DirectoryStore", lambda path, **kw: DirectoryStore(path, io=disk, **kw))
+    monkeypatch.setattr(together, "DirectoryStore", lambda path, **kw: DirectoryStore(path, io=disk, **kw))
     return disk
 
 
