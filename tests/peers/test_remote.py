@@ -210,7 +210,7 @@ def test_a_connection_that_was_closed_for_being_idle_is_replaced_within_the_call
     with NodeServer({"local": node}, TOKEN, idle_seconds=0.05) as server:
         with RemoteStore(server.address, TOKEN) as far:
             assert far.names() == []
-            ended = [t for t in threading.enumerate() if t.name.startswith("holdfast-serve-1")]
+            ended = [t for t in threading.enumerate() if t.name.startswith("holdfast-node-1")]
             for thread in ended:
                 thread.join(10)
             assert far.names() == []
