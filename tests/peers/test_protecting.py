@@ -12,7 +12,7 @@ from holdfast.redundancy.scheme import parse_scheme
 from holdfast.redundancy.stripes import Layout
 from holdfast.tiers.bandwidth import Cancelled
 from holdfast.tiers.protect import Protected, protect
-from holdfast.tiers.protect_members import files_by_node, rank_of
+from holdfast.tiers.protect_members import files_by_node, files_dealt_to, rank_of
 from holdfast.tiers.protect_record import StoredParity, parity_name, parse_stored_parity
 from holdfast.tiers.protect_worker import Protector
 
@@ -114,6 +114,15 @@ def test_files_belong_to_the_rank_in_their_names() -> None:
         assert {node: len(files) for node, files in by_node.items()} == {"a": 2}
         with pytest.raises(SetupError, match="rank 1"):
             files_by_node(cluster.parsed, ["a"])
+
+
+def test_every_file_has_one_node_that_looks_after_it_also_where_nodes_are_gone() -> None:
+    with Cluster("single", [[1], [2], [3], [4]]) as cluster:
+        were = [f"n{rank}" for rank in range(4)]
+        everything = sorted(record.name for record in cluster.parsed.files)
+        for now in (were, ["n3"], ["n1", "n2"], ["n0", "new", "n3"], ["x", "y", "z"]):
+            dealt = [file for node in now for file in files_dealt_to(node, now, cluster.parsed, were)]
+            assert sorted(dealt) == everything
 
 
 def test_a_parity_record_comes_back_as_it_was_and_nothing_altered_does() -> None:

@@ -27,7 +27,7 @@ from holdfast.tiers.flusher import Flusher, FlushTier, Share
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.node_ranks import nodes_of_ranks
 from holdfast.tiers.opening import open_tier
-from holdfast.tiers.protect_members import files_by_node
+from holdfast.tiers.protect_members import files_dealt_to
 from holdfast.tiers.target import target_for
 from holdfast.tiers.words import Tier
 
@@ -168,15 +168,7 @@ class NodeCopies:
         of_rank = nodes_of_ranks(manifest)
         if of_rank is None:
             raise SourceLost(f"{manifest.name} does not say which nodes have its files")
-        owned = files_by_node(manifest, of_rank)
-        # Files of nodes that are gone are dealt out: every file has one node that copies it.
-        names = self._nodes.names
-        mine = list(owned.get(self._nodes.me, ()))
-        gone = [node for node in owned if node not in names]
-        for number, node in enumerate(gone):
-            if names[number % len(names)] == self._nodes.me:
-                mine += owned[node]
-        return [record.name for record in mine]
+        return files_dealt_to(self._nodes.me, self._nodes.names, manifest, of_rank)
 
     def _key(self, outer: _Outer, name: str, node: str) -> str:
         return f"{outer.tier.location}/{name}/{node}"

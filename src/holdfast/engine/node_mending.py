@@ -12,7 +12,7 @@ from holdfast.errors import CorruptCheckpoint, HoldfastError, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.ranks.team import Team
 from holdfast.tiers.node_ranks import nodes_of_ranks
-from holdfast.tiers.protect_members import files_by_node
+from holdfast.tiers.protect_members import files_dealt_to
 from holdfast.tiers.rebuild import rebuild
 
 log = logging.getLogger("holdfast")
@@ -44,7 +44,7 @@ class NodeMending:
             return False
         if missing and self._team.leads:
             log.warning("holdfast: %d files of %s are on no node; rebuilding them", len(missing), name)
-        wanted = self._my_share(manifest, of_rank)
+        wanted = files_dealt_to(self._nodes.me, self._nodes.names, manifest, of_rank)
         why = self._rebuild(name, wanted if verify else [file for file in wanted if file in missing])
         told = [raw.decode() for raw in self._team.gather("rebuilt", why.encode(), self._limit)]
         self.why = next((one for one in told if one), "")
@@ -67,14 +67,6 @@ class NodeMending:
             for file, found in there.items():
                 sizes.setdefault(file, set()).update(found)
         return sizes, all(knows for knows, _ in heard)
-
-    def _my_share(self, manifest: Manifest, of_rank: tuple[str, ...]) -> list[str]:
-        """The files of the node whose name this one bears, and some of those whose node is no more."""
-        names, me = self._nodes.names, self._nodes.me
-        owned = files_by_node(manifest, of_rank)
-        gone = [node for node in owned if node not in names]
-        mine = [me, *(node for number, node in enumerate(gone) if names[number % len(names)] == me)]
-        return [record.name for node in mine for record in owned.get(node, ())]
 
     def _rebuild(self, name: str, wanted: list[str]) -> str:
         if not self._nodes.acts or not wanted:

@@ -17,8 +17,8 @@ from holdfast.clock import SystemClock
 from holdfast.engine.torch_restorer import (
     Resumed,
     choose_step,
-    huge_pages,
     restore_newest,
+    room_for_image,
     say_rejected,
 )
 from holdfast.engine.torch_sharded_load import load_sharded
@@ -74,7 +74,7 @@ def _weights(store: Store, found: Found, *, everything: bool) -> dict[str, dict[
         return {key: states[key] for key in models}
     # Only the weights files: the optimizer is usually two thirds of a checkpoint.
     names = [record.name for record in manifest.files if record.role == "weights"]
-    files = read_files(store, found, None if everything else names, huge_pages)
+    files = read_files(store, found, None if everything else names, room_for_image)
     return {k: v for f in names for k, v in inflate_image(files[f], manifest.values).items()}
 
 

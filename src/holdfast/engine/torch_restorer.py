@@ -40,7 +40,7 @@ class Resumed:
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
-def huge_pages(size: int) -> memoryview:
+def room_for_image(size: int) -> memoryview:
     """Memory for an image whose views become live tensors."""
     return memory_to_keep(-(-size // PAGE) * PAGE).view[:size]
 
@@ -67,7 +67,7 @@ def load_states(store: Store, found: Found, tracked: Sequence[Tracked], rank: in
     if manifest.world > 1 or world > 1 or has_shards(tracked):
         return load_sharded(store, found, tracked, rank)
     # One process then and now: the images are read whole, and what is restored are views of them.
-    loaded = Loaded(found, read_files(store, found, None, huge_pages))
+    loaded = Loaded(found, read_files(store, found, None, room_for_image))
     return Sharded(found, inflate_all(loaded), manifest.total_bytes)
 
 

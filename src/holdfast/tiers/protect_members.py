@@ -34,6 +34,17 @@ def files_by_node(manifest: Manifest, node_of_rank: Sequence[str]) -> dict[str, 
     return {node: tuple(records) for node, records in found.items()}
 
 
+def files_dealt_to(
+    node: str, nodes: Sequence[str], manifest: Manifest, node_of_rank: Sequence[str]
+) -> list[str]:
+    """What `node` looks after among the `nodes` of now: the files of the node whose name it bears, and some
+    of those whose node is no more. Every file has one that looks after it."""
+    owned = files_by_node(manifest, node_of_rank)
+    gone = [name for name in owned if name not in nodes]
+    mine = [node, *(name for number, name in enumerate(gone) if nodes[number % len(nodes)] == node)]
+    return [record.name for name in mine for record in owned.get(name, ())]
+
+
 @dataclass(frozen=True)
 class Members:
     """The nodes of a job as one checkpoint sees them. Names are logical: a replacement bears the name of the
