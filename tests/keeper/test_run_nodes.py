@@ -57,16 +57,20 @@ def test_the_same_command_on_every_node_meets_trains_and_ends(tmp_path: Path) ->
 def test_what_cannot_be_meant_is_refused(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("SLURM_NNODES", raising=False)
+    monkeypatch.delenv("SLURM_STEP_NUM_NODES", raising=False)
     assert main(["run", *words, "--", "true"]) != 0
     assert says in capsys.readouterr().err
 
 
 def test_slurm_says_how_many_nodes_there_are() -> None:
-    assert count_nodes("auto", 4, {"SLURM_NNODES": "12"}) == 8
-    assert count_nodes("3", 4, {"SLURM_NNODES": "12"}) == 3
-    with pytest.raises(SetupError):
-        count_nodes("auto", 0, {})
+    step = {"SLURM_STEP_NUM_NODES": "12", "SLURM_STEP_NUM_TASKS": "12"}
+    assert count_nodes("auto", 4, step) == 8
+    assert count_nodes("3", 4, step) == 3
+    with pytest.raises(SetupError, match="no step"):
+        # What a batch script sees that calls no srun: it runs on the first of those nodes only.
+        count_nodes("auto", 0, {"SLURM_NNODES": "12", "SLURM_NTASKS": "12"})
+    with pytest.raises(SetupError, match="96 tasks on 12 nodes"):
+        count_nodes("auto", 4, {**step, "SLURM_STEP_NUM_TASKS": "96"})
 
 
 def test_a_name_that_leads_only_to_itself_is_not_given_to_others() -> None:

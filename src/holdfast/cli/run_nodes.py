@@ -23,7 +23,7 @@ from holdfast.tiers.node_places import LOOPBACK, serving_address
 from holdfast.units import parse_seconds
 
 MEET = "meet"
-_ADDRESS_OF = "SLURMD_NODENAME"
+_SLURM_NAME = "SLURMD_NODENAME"
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +111,7 @@ def _settings(
         nodes=count_nodes(options.nodes, options.spares, environ),
         meet=meet,
         address=options.node_address or own_address(environ),
+        host=own_name(environ),
         spares=options.spares,
         min_nodes=options.min_nodes,
         procs_per_node=options.procs_per_node,
@@ -129,17 +130,31 @@ def count_nodes(said: str, spares: int, environ: Mapping[str, str]) -> int:
         if not said.isdecimal():
             raise SetupError(f"--nodes {said} is no number", hint="--nodes 8, or auto under Slurm")
         return int(said)
-    allocated = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES") or ""
-    if not allocated.isdecimal():
-        raise SetupError("--nodes auto asks Slurm, and this is no step of a Slurm job", hint="--nodes 8")
-    return int(allocated) - spares
+    nodes, tasks = (environ.get(f"SLURM_STEP_NUM_{what}", "") for what in ("NODES", "TASKS"))
+    if not nodes.isdecimal() or not tasks.isdecimal():
+        # A batch script alone runs on one node only, whatever the job was given.
+        raise SetupError(
+            "--nodes auto asks Slurm, and this is no step of a Slurm job",
+            hint="srun --ntasks-per-node=1 holdfast run --nodes auto ..., or say how many: --nodes 8",
+        )
+    if nodes != tasks:
+        raise SetupError(
+            f"srun has started {tasks} tasks on {nodes} nodes, and a node needs one keeper",
+            hint="srun --ntasks-per-node=1; more commands on each node: --procs-per-node",
+        )
+    return int(nodes) - spares
+
+
+def own_name(environ: Mapping[str, str]) -> str:
+    """What Slurm calls this node, and its administrators with it; else the machine's own name."""
+    return environ.get(_SLURM_NAME) or socket.gethostname()
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """The name Slurm gave this node, else its own; an address where that name only leads to itself."""
-    name = environ.get(_ADDRESS_OF) or socket.gethostname()
+    """Where the name leads to; where it only leads to itself, the address that this machine shows others."""
     with contextlib.suppress(OSError):
-        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        found = socket.getaddrinfo(own_name(environ), None, type=socket.SOCK_STREAM)
+        address = str(found[0][4][0])
         if not address.startswith("127.") and address != "::1":
             return address
     with contextlib.suppress(SetupError):

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from holdfast.cli.slurm_status import print_chain, read_chain
 from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
 from holdfast.errors import SetupError
-from holdfast.events import RunEnded, RunStarted
+from holdfast.events import Event, RunEnded, RunStarted, SupervisorEnded
+from holdfast.jobs.exit_codes import TOO_FEW_NODES
 from holdfast.jobs.halt import read_halt
 from holdfast.jobs.hand_over import decide_hand_over
 from holdfast.jobs.sbatch import SbatchPlan, default_warning, sbatch_script, time_limit_seconds
@@ -176,15 +178,30 @@ def _finished(options: argparse.Namespace) -> int:
     return OK if done else FAILED
 
 
+def _stopped_in_time(events: Sequence[Event]) -> bool:
+    """Whether another job can go on from here: the journal knows, also where srun or torchrun ends with
+    another code. Srun's is that of a lost node's keeper, even if all others finished."""
+    ends = [event for event in events if isinstance(event, (RunStarted, RunEnded, SupervisorEnded))]
+    runs = [event for event in ends if not isinstance(event, SupervisorEnded)]
+    if runs and isinstance(runs[-1], RunEnded) and runs[-1].how == "stopped":
+        return True
+    # Too few nodes were left. Too few that ever came are no reason to try again and again: nothing ran then.
+    return (
+        len(ends) > 1
+        and isinstance(ends[-1], SupervisorEnded)
+        and ends[-1].exit_code == TOO_FEW_NODES
+        and not isinstance(ends[-2], SupervisorEnded)
+    )
+
+
 def _hand_over(options: argparse.Namespace) -> int:
     clock = SystemClock()
     job = slurm_job(os.environ, clock)
     events = read_events(options.folder) if Path(options.folder).is_dir() else []
-    ends = [event for event in events if isinstance(event, (RunStarted, RunEnded))]
     decision = decide_hand_over(
         options.code,
         complete=bool(events) and is_complete(DirectoryStore(options.folder)),
-        stopped=bool(ends) and isinstance(ends[-1], RunEnded) and ends[-1].how == "stopped",
+        stopped=_stopped_in_time(events),
         mode="requeue" if options.requeue else "chain",
         job=job,
         seconds_left=job.deadline.at - clock.wall() if job and job.deadline else None,

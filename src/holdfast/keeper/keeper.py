@@ -88,7 +88,7 @@ class Keeper:
                 settings.address, self._meeting.token, self._clock, silence_seconds=settings.silence_seconds
             )
             opened.callback(self._post.close)
-            self._me = self._meeting.register(settings.address, self._post.port)
+            self._me = self._meeting.register(settings.address, self._post.port, settings.host)
             opened.callback(self._unregister)
             self._chores = Chores(self._me, self._meeting.token, self._wake.work_done)
             opened.callback(self._chores.close)

@@ -14,7 +14,6 @@ import contextlib
 import hmac
 import os
 import re
-import socket
 from typing import Any
 
 from holdfast.errors import CorruptCheckpoint, StoreError, StoreNotFound
@@ -74,8 +73,7 @@ class Meeting:
 
     # ---- keepers
 
-    def register(self, address: str, port: int) -> Card:
-        host = socket.gethostname()
+    def register(self, address: str, port: int, host: str) -> Card:
         with self._folders.inside(KEEPERS, doing="register this keeper") as keepers:
             # Numbers of those who left count too, where a world remembers them.
             newest = self.newest_world()

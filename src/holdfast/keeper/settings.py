@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 
 from holdfast.errors import SetupError
@@ -12,11 +13,12 @@ from holdfast.jobs.watchdog import HangLimits
 
 @dataclass(frozen=True)
 class KeeperSettings:
-    """The same on every node, except for `address`."""
+    """The same on every node, except for `address` and `host`, what people call this machine."""
 
     nodes: int
     meet: str
     address: str
+    host: str = field(default_factory=socket.gethostname)
     spares: int = 0
     # With fewer than `nodes` but as many as this, training goes on in a smaller world.
     min_nodes: int | None = None
