@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 from holdfast.engine.background import Worker
 from holdfast.engine.stopping import Stopped, Stopping
-from holdfast.errors import HoldfastError
 from holdfast.jobs import exit_codes
 from holdfast.jobs.halt import HaltNote, read_halt
 from holdfast.ranks.team import Team
@@ -50,9 +48,8 @@ def end_if_halted(folder: str, team: Team | None, limit: float) -> None:
         return
     log.error("holdfast: %s is %s; `holdfast halt --clear %s` lets it run again", folder, words, folder)
     if team is not None:
-        # Rank 0 may host the ranks' store: it stays until everybody has heard.
-        with contextlib.suppress(HoldfastError):
-            team.gather("halt heard", b"", limit)
+        # Rank 0 stays until everybody has heard.
+        team.part(limit)
         team.close()
     raise Stopped(exit_codes.DO_NOT_RESTART)
 

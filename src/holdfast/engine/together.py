@@ -62,9 +62,13 @@ class Together:
         save, reason, final = json.loads(self.team.share(what, mine, self._limit))
         return Decision(save, reason, final=final)
 
-    def close(self) -> None:
+    def close(self, *, in_order: bool = True) -> None:
+        """`in_order`: every rank ends now, too. Otherwise rank 0 waits for nobody."""
+        is_complete = in_order and not self._agreement.silent
         self._agreement.close()
         self.ballot.close()
+        if is_complete or not self.leads:
+            self.team.part()
         self.team.close()
 
 

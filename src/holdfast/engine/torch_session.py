@@ -300,7 +300,7 @@ class Session:
             self.outputs.close()
             self._store.release()
             if self.together is not None:
-                self.together.close()
+                self.together.close(in_order=not failed)
             self._life.end(how, reason or "")
         if how != "stopped":
             return None

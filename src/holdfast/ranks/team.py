@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.errors import InternalError, StoreUnavailable
 from holdfast.ranks.line import Line
 from holdfast.ranks.store import RankStore
+
+# How long rank 0 stays for the others when all is done.
+PART_SECONDS = 5.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
 
 
 class Team:
@@ -69,6 +75,24 @@ class Team:
         # Whoever gave something now has what was given before.
         self._line.ask(lambda store: store.delete(f"gather/{key}/{turn - 1}/{self.rank}"), limit)
         return found
+
+    def part(self, limit: float = PART_SECONDS) -> None:
+        """The last word of every rank, when nothing else of it uses the store any more.
+
+        The store may live in rank 0's process, and a call that is under way when that ends makes torch print
+        a stack trace which looks like a crash. So rank 0 stays until all others have said it, `limit` seconds
+        at most: a rank that died never does. Never raises.
+        """
+        with contextlib.suppress(StoreUnavailable):
+            if not self.leads:
+                # It has no answer, so nothing is under way behind it.
+                self._line.ask(lambda store: store.set(f"parted/{self.rank}", b""), limit)
+                return
+            others = [f"parted/{rank}" for rank in range(1, self.world)]
+            end, pause = time.monotonic() + limit, FIRST_PAUSE
+            while not self._line.ask(lambda store: store.check(others), limit) and time.monotonic() < end:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
 
     def close(self) -> None:
         self._line.close()
