@@ -5,17 +5,15 @@ checks must notice, or the check (or the fsync) is worth nothing.
 """
 
 import os
-from collections import Counter
-from collections.abc import Callable
 
 import pytest
+from forgetful_io import ForgetfulIO
 
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import NoValidCheckpoint, StoreError
-from holdfast.format.names import parse_checkpoint_name
 from holdfast.format.sealed import check_seal
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.io import StoreIO
@@ -29,36 +27,6 @@ from holdfast.testing.store_contract import save
 
 IDENTITY = "00000000-0000-0000-0000-000000000000"
 TORTURE = bool(os.environ.get("HOLDFAST_TORTURE"))
-
-
-class ForgetfulIO(RecordingIO):
-    """Skips those fsyncs whose place in the store the ablation names."""
-
-    def __init__(self, skip: Callable[[str, int], bool]) -> None:
-        super().__init__(MemoryIO())
-        self._skip = skip
-        self._seen: Counter[str] = Counter()
-        self.skipped = 0
-        self.sites: Counter[str] = Counter()
-
-    def _skips(self, handle: int, suffix: str) -> bool:
-        path = self._paths[self._inodes[handle]] + suffix
-        site = "/".join("<name>" if parse_checkpoint_name(p.rstrip("/")) else p for p in path.split("/"))
-        if site.startswith("STORE.json."):
-            site = "STORE.json"
-        self._seen[path] += 1
-        skip = self._skip(site, self._seen[path])
-        self.sites[site] += not skip
-        self.skipped += skip
-        return skip
-
-    def fsync(self, file: int) -> None:
-        if not self._skips(file, ""):
-            super().fsync(file)
-
-    def fsync_directory(self, directory: int) -> None:
-        if not self._skips(directory, "/."):
-            super().fsync_directory(directory)
 
 
 class SpokenStore(DirectoryStore):

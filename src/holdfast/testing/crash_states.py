@@ -107,7 +107,8 @@ def _apply_name(tree: Tree, op: NameOp) -> None:
         tree.directories.setdefault(op.inode, {})
         entries[op.name] = op.inode
     elif op.verb in ("create", "rename"):
-        tree.files.setdefault(op.inode, bytearray())
+        if op.inode not in tree.directories:  # a folder can be renamed, too
+            tree.files.setdefault(op.inode, bytearray())
         entries.pop(op.old, None)
         entries[op.name] = op.inode
     elif entries.get(op.name) == op.inode:
