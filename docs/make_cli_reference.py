@@ -43,7 +43,7 @@ def _rows(parser: argparse.ArgumentParser, prefix: str = "") -> list[str]:
             for name, inner in action.choices.items():
                 rows += _rows(inner, f"{prefix}{name} ")
         elif action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction):
-            rows.append(f"| `{prefix}{_escaped(_spelled(action))}` | {_escaped(action.help or '')} |")
+            rows.append(f"| `{prefix}{_escaped(_spelled(action))}` | {_escaped(_help(parser, action))} |")
     return rows
 
 
@@ -58,8 +58,13 @@ def _spelled(action: argparse.Action) -> str:
     return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
 
 
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """As --help prints it, its default filled in."""
+    return parser._get_formatter()._expand_help(action) if action.help else ""
+
+
 def _escaped(text: str) -> str:
-    return " ".join(text.replace("%%", "%").replace("|", "\\|").split())
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""docs/cli.md mentions every verb, every option and every exit code."""
+"""docs/cli.md has every verb, every option as --help explains it, and every exit code."""
 
 import re
 from importlib.util import module_from_spec, spec_from_file_location
@@ -26,8 +26,7 @@ def test_every_verb_and_option_is_in_the_page(verb):
     assert section, f"{verb} is not documented; {_REFRESH}"
     section = section.partition("\n### ")[0]
     for row in maker._rows(maker.verb_parser(verb, VERBS[verb][0])):
-        spelled = row.split("`")[1]
-        assert f"`{spelled}`" in section, f"holdfast {verb} {spelled} is not documented; {_REFRESH}"
+        assert row in section, f"holdfast {verb}: {row} is not documented; {_REFRESH}"
 
 
 def test_no_verb_in_the_page_is_gone():
