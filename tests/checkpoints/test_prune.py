@@ -93,6 +93,24 @@ def test_a_successor_whose_manifests_are_damaged_protects_everything(bench: Benc
     assert len(committed(bench.store)) == 4
 
 
+def test_while_only_one_verifies_nothing_goes(bench: Bench) -> None:
+    names = bench.save(1, 2, 3, 4)
+    for name in names[:3]:
+        bench.damage(name)
+    assert "verify" in str(bench.prune().refused)
+    assert bench.steps() == [1, 2, 3, 4]
+
+
+def test_a_retirement_that_was_cut_off_is_no_checkpoint_and_is_swept(bench: Bench) -> None:
+    names = bench.save(1, 2, 3)
+    tree = bench.io.tree
+    place = tree.directories[tree.directories[tree.directories[0]["ckpt"]][names[0]]]
+    place["MANIFEST.dead"] = place.pop("MANIFEST")
+    bench.ledger.committed.discard(names[0])
+    assert bench.steps() == [2, 3]
+    assert bench.prune().swept == (names[0],)
+
+
 def test_a_damaged_second_is_replaced_by_the_next_whole_one(bench: Bench) -> None:
     names = bench.save(1, 2, 3, 4)
     bench.damage(names[2])
