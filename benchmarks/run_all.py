@@ -15,7 +15,7 @@ from options import HERE, REPOSITORY
 from summary import write_summary
 
 SCRIPTS = (
-    "raw_limits", "stall", "slowdown", "durable_write", "restore", "small_costs", "memory",
+    "raw_limits", "stall", "slowdown", "durable_write", "restore", "small_costs", "policy_speed", "memory",
     "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume", "deadline",
     "ranks_stall", "multi_level", "multi_level_restart", "cached_restart", "hot_restart", "ranks_protect",
     "memory_tier", "protect", "erasure_codes", "object_store",

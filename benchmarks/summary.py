@@ -1,6 +1,8 @@
 """Turns the JSON of all scripts into one page with tables and plots: `results/README.md`.
 
 It reads what was measured and measures nothing; a number on the page must be in a JSON file.
+
+python benchmarks/summary.py
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from options import HERE
 from plots import Bar, bars
 from scoreboard import show
 
 ORDER = (
-    "stall", "slowdown", "durable_write", "restore", "small_costs", "memory", "raw_limits",
+    "stall", "slowdown", "durable_write", "restore", "small_costs", "policy_speed", "memory",
+    "raw_limits",
     "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume", "deadline",
     "ranks_stall", "multi_level", "multi_level_restart", "cached_restart", "hot_restart", "ranks_protect",
     "memory_tier", "protect", "erasure_codes", "object_store",
@@ -92,3 +96,7 @@ def _picture(record: dict[str, Any], folder: Path) -> str | None:
     data.sort(key=lambda bar: bar.value, reverse=record["name"] in ("durable_write", "restore"))
     (folder / f"{record['name']}.svg").write_text(bars(record["title"], axis, data, logarithmic))
     return f"{record['name']}.svg"
+
+
+if __name__ == "__main__":
+    print(f"wrote {write_summary(HERE / 'results')}")

@@ -16,7 +16,7 @@ ROWS = [
     {"tiers"},
     {"capture", "staging", "data"},
     {"engine"},
-    {"integrations", "simulate", "report", "programs", "doctor", "keeper"},
+    {"integrations", "simulate", "programs", "doctor", "keeper"},
     {"cli"},
 ]
 ROW_OF = {name: number for number, names in enumerate(ROWS) for name in names}
