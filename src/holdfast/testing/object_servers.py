@@ -22,6 +22,7 @@ from holdfast.errors import SetupError
 KEY, SECRET, BUCKET = "testkey", "testsecret", "ckpt"
 _START_SECONDS = 60.0
 # SeaweedFS adds 10,000 to each port for its own calls.
+_UP = 10_000
 _PORTS = range(20_000, 32_000)
 
 
@@ -76,7 +77,7 @@ def seaweedfs(folder: Path) -> Iterator[ObjectServer]:
     ]
     command += ["-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", f"-s3.config={config}"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
-    with _running(command, folder) as alive:
+    with _swept(master, volume, filer, s3), _running(command, folder) as alive:
         # The bucket is a folder of the filer; a file in it shows that the volumes take writes.
         _until(alive, lambda: _answers(filer, "POST", f"/buckets/{BUCKET}/", (201,)))
         _until(alive, lambda: _answers(filer, "PUT", "/ready", (201,)))
@@ -94,6 +95,15 @@ def rclone(folder: Path) -> Iterator[ObjectServer]:
     with _running(command, folder) as alive:
         _until(alive, lambda: _answers(port, "GET", "/", (400, 403)))
         yield ObjectServer(f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def _swept(*ports: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for left in [each for port in ports for each in _sockets(port)]:
+            left.unlink(missing_ok=True)
 
 
 def _program(name: str) -> str:
@@ -140,9 +150,11 @@ def _free_ports(count: int) -> list[int]:
     found: list[int] = []
     with contextlib.ExitStack() as held:
         for port in _PORTS:
+            if _sockets(port):
+                continue
             try:
                 with contextlib.ExitStack() as both:
-                    for number in (port, port + 10_000):
+                    for number in (port, port + _UP):
                         both.enter_context(_bound(number))
                     held.push(both.pop_all())
             except OSError:
@@ -151,6 +163,12 @@ def _free_ports(count: int) -> list[int]:
             if len(found) == count:
                 return found
     raise SetupError("no free ports on this machine")
+
+
+def _sockets(port: int) -> list[Path]:
+    """What SeaweedFS leaves in the temporary folder that all users share; those of another user, or of a
+    server that runs, keep a new one from starting."""
+    return [each for p in (port, port + _UP) for each in Path("/tmp").glob(f"seaweedfs-*-{p}.sock")]
 
 
 def _bound(port: int) -> socket.socket:
