@@ -55,7 +55,7 @@ def _examine(target: str, options: argparse.Namespace) -> list[Finding]:
         except (OSError, UnicodeDecodeError) as error:
             raise SetupError(f"{target} cannot be read as a script: {error}") from error
     if path.suffix in (".py", ".sh", ".sbatch"):
-        raise SetupError(f"there is no script {target}")
+        raise SetupError(f"there is no script {target}", hint="give a script or the folder of a run")
     return examine(gather(path, SystemClock(), os.environ, deep=not options.quick))
 
 

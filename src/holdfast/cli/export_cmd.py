@@ -15,7 +15,7 @@ from holdfast.cli.dcp_state import is_dcp
 from holdfast.cli.exit_codes import DAMAGED, OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.progress_bar import ProgressBar
-from holdfast.cli.run_folder import add_run_argument, choose, open_run
+from holdfast.cli.run_folder import OTHER_COPIES, add_run_argument, choose, no_checkpoint_yet, open_run
 from holdfast.cli.stored_state import read_state
 from holdfast.cli.terminal import clean
 from holdfast.cli.watched_store import WatchedStore
@@ -28,7 +28,7 @@ from holdfast.cli.whole_weights import (
     weights_in_dcp,
     weights_of,
 )
-from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, RestoreError, SetupError, StoreError
+from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, SetupError, StoreError
 from holdfast.stores.base import Store
 from holdfast.units import format_bytes
 
@@ -91,8 +91,10 @@ def _load(store: Store, which: str | None, kind: str, model: str | None) -> tupl
                 raise
             passed_over.append(f"{found.name}: {error.message}")
     if not passed_over:
-        raise RestoreError(f"there is no checkpoint in {store.where} yet")
-    raise NoValidCheckpoint(f"no checkpoint in {store.where} is whole:\n  " + "\n  ".join(passed_over))
+        raise no_checkpoint_yet(store)
+    raise NoValidCheckpoint(
+        f"no checkpoint in {store.where} is whole:\n  " + "\n  ".join(passed_over), hint=OTHER_COPIES
+    )
 
 
 def _read(store: Store, found: Found, kind: str, model: str | None) -> _Content:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from holdfast.checkpoints.find import Found
 from holdfast.cli.stored_state import read_state
+from holdfast.cli.terminal import plural
 from holdfast.events import Event, Progress, RunStarted, SaveCommitted, SaveDecided, SaveFailed, SnapshotTaken
 from holdfast.policy.failures import FailureHistory, prior_rate
 from holdfast.stores.directory import DirectoryStore
@@ -61,7 +62,7 @@ class Measured:
             cost = f", a save costs {format_seconds(self.cost_seconds)}" if self.cost_seconds else ""
             said.append(f"as the policy sees it: a step takes {format_seconds(self.step_seconds)}{cost}")
         said.append(
-            f"started {self.starts} times, {self.failures} ended in a failure; expected time between"
+            f"{plural(self.starts, 'start')}, {self.failures} ended in a failure; expected time between"
             f" failures {format_seconds(self.mtbf_seconds)}"
         )
         return said

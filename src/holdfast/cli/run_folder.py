@@ -17,6 +17,7 @@ from holdfast.stores.objects import ObjectStore
 from holdfast.stores.os_errors import store_errors
 
 NEWEST = "newest"
+OTHER_COPIES = "holdfast verify --all-tiers --repair RUN puts right what another tier still has"
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
@@ -65,17 +66,25 @@ def _is_run(folder: Path) -> bool:
     return (folder / IDENTITY).exists() or (folder / CKPT).is_dir()
 
 
+def no_checkpoint_yet(store: Store) -> RestoreError:
+    return RestoreError(
+        f"there is no checkpoint in {store.where} yet",
+        hint="holdfast verify --all-tiers RUN also looks into the run's other tiers",
+    )
+
+
 def choose(store: Store, which: str | None) -> Found:
     """One checkpoint by step or by name; the newest readable one if none is asked for."""
     everything = committed(store)
     if not everything:
-        raise RestoreError(f"there is no checkpoint in {store.where} yet")
+        raise no_checkpoint_yet(store)
     if which is None or which == NEWEST:
         for found in everything:
             if found.manifest is not None:
                 return found
         raise NoValidCheckpoint(
-            f"none of the {plural(len(everything), 'checkpoint')} in {store.where} is readable"
+            f"none of the {plural(len(everything), 'checkpoint')} in {store.where} is readable",
+            hint=OTHER_COPIES,
         )
     name = parse_checkpoint_name(which)
     # Python refuses to read thousands of digits, and no step has more than twelve.

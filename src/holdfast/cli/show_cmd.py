@@ -144,7 +144,7 @@ def _print(store: Store, found: Found, contains: dict[str, Any]) -> None:
     ago = age(manifest.created, SystemClock().wall())
     epoch = manifest.progress.get("epoch")
     # Whoever saves through another framework's loop does not tell us of its epochs.
-    epochs = "" if epoch is None else f", {clean(epoch)} epochs completed"
+    epochs = "" if epoch is None else f", {clean(epoch)} epoch{'' if epoch == 1 else 's'} completed"
     finished = " (training was complete)" if manifest.progress.get("complete") is True else ""
     ranks = ranks_of(manifest)
     facts = [

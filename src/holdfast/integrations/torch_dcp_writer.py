@@ -83,7 +83,8 @@ class HoldfastWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("use_collectives") is False:
             raise SetupError(
-                "HoldfastWriter commits all ranks together and cannot save with use_collectives=False"
+                "HoldfastWriter commits all ranks together and cannot save with use_collectives=False",
+                hint="leave use_collectives out",
             )
         self._now.rank = kwargs.get("rank", 0)
         self._now.seat = None

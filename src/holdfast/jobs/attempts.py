@@ -22,7 +22,6 @@ Cause = Literal[
 # What the training says in its last heartbeat when it stopped by itself.
 SAYS_DEADLINE = "deadline"
 SAYS_NOTICE = "notice"
-SAYS_INTERRUPTED = "Ctrl-C"
 
 _PLANNED: frozenset[Cause] = frozenset(
     {"finished", "stopped", "interrupted", "preemption", "time limit", "halted"}

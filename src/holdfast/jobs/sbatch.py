@@ -43,7 +43,10 @@ class SbatchPlan:
         if self.array is not None and self.array < 1:
             raise SetupError(f"--array {self.array}", hint="give the number of time limits, 1 or more")
         if self.nodes < 1 or self.processes_per_node < 1:
-            raise SetupError("a job needs at least one node and one process on it")
+            raise SetupError(
+                "a job needs at least one node and one process on it",
+                hint="give --nodes and --processes-per-node from 1 up",
+            )
         if not 0 < self.warning_seconds < limit:
             raise SetupError(
                 f"a warning {self.warning_seconds} s before the end does not fit a limit of {limit} s",

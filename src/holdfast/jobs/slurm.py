@@ -112,7 +112,7 @@ def show_job(job_id: str) -> dict[str, str]:
         said = {name: value for name, _, value in (word.partition("=") for word in line.split())}
         if said.get("JobId") == job_id:
             return said
-    raise SetupError(f"scontrol knows no job {job_id}")
+    raise SetupError(f"scontrol knows no job {job_id}", hint="Slurm forgets jobs soon after their end")
 
 
 def requeue(job: SlurmJob) -> None:
@@ -139,7 +139,10 @@ def _scontrol(*arguments: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SetupError(f"{' '.join(command)} gave no answer within {SCONTROL_SECONDS:.0f} s") from error
+        raise SetupError(
+            f"{' '.join(command)} gave no answer within {SCONTROL_SECONDS:.0f} s",
+            hint="is slurmctld up? `scontrol ping` says so",
+        ) from error
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
         raise SetupError(f"{' '.join(command)} failed: {said[:300]}")

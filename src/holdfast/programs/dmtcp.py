@@ -132,7 +132,10 @@ class DmtcpDriver:
             stalled = self._clock.monotonic() - begun
             images = sorted(self._scratch.glob(f"ckpt_*{_SUFFIX}"))
             if not images:
-                raise SaveError(f"dmtcp_command --bcheckpoint left no image in {self._scratch}")
+                raise SaveError(
+                    f"dmtcp_command --bcheckpoint left no image in {self._scratch}",
+                    hint="was the program started under dmtcp_launch, and is it still there?",
+                )
             values = {"policy": self._policy.state(), "program": self._command}
             paths = {image.name: image for image in images}
             kept = self._generations.keep(paths, reason=reason, values=values, suffix=_SUFFIX)
@@ -166,7 +169,10 @@ class DmtcpDriver:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired as error:
-            raise SaveError(f"{' '.join(command)} gave no answer within {seconds:.0f} s") from error
+            raise SaveError(
+                f"{' '.join(command)} gave no answer within {seconds:.0f} s",
+                hint="the image may be too large for this disk: try a faster one, or save less often",
+            ) from error
         if done.returncode != 0:
             said = (done.stderr or done.stdout).strip()[-300:]
             raise SaveError(f"{' '.join(command)} failed with exit code {done.returncode}: {said}")

@@ -64,7 +64,10 @@ class Recipe:
         texts = [*self.checkpoint, *self.restart, *self.deadline, *self.complete_files]
         for text in [*texts, *(one.default for one in self.parameters.values())]:
             if unknown := _placeholders(text, where) - known:
-                raise SetupError(f"{where}: {{{min(unknown)}}} in {text!r} is not one of its parameters")
+                raise SetupError(
+                    f"{where}: {{{min(unknown)}}} in {text!r} is not one of its parameters",
+                    hint=f"define it under [parameters], or use one of {sorted(known)}",
+                )
 
 
 def load_recipe(name_or_path: str) -> Recipe:
