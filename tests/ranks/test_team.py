@@ -1,6 +1,7 @@
 """Ranks find each other, whatever was left in the store before, and exchange what they must."""
 
 import socket
+import threading
 
 import pytest
 from crew import crew, in_threads, join_all, pool
@@ -57,6 +58,24 @@ def test_gather_is_by_rank_and_leaves_no_keys_behind() -> None:
             in_threads([lambda t=t: t.share("x", b"y", 10) for t in teams])
             counts.append(teams[0].connect()._store.num_keys())  # type: ignore[attr-defined]
         assert counts[2:] == [counts[2]] * 4
+
+
+def test_rank_0_stays_until_every_other_rank_has_parted() -> None:
+    with crew(3) as (leader, *others):
+        staying = threading.Thread(target=leader.part, args=(10,))
+        staying.start()
+        others[0].part()
+        # It has looked at least once in between, and one is still to come.
+        leader.connect().get(f"parted/{others[0].rank}", 10)
+        assert staying.is_alive()
+        others[1].part()
+        staying.join(10)
+        assert not staying.is_alive()
+
+
+def test_rank_0_does_not_stay_for_ever_for_a_rank_that_died() -> None:
+    with crew(2) as (leader, _):
+        leader.part(SHORT)
 
 
 def test_waits_end_and_name_who_is_missing() -> None:

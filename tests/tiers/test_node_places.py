@@ -9,6 +9,7 @@ import pytest
 from holdfast.errors import SetupError
 from holdfast.testing.memory_image import MemoryImage
 from holdfast.tiers.node_places import (
+    failure_domain,
     logical_node,
     node_tier,
     nodes_here,
@@ -54,3 +55,33 @@ def test_a_node_serves_where_others_reach_it() -> None:
     assert serving_address({}) == "127.0.0.1"
     with pytest.raises(SetupError, match="HOLDFAST_ADDRESS"):
         serving_address({"MASTER_ADDR": "no-such-host.invalid"})
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "domain"),
+    [
+        ("root.leaf3.tux7", "switch.switch.node", "root.leaf3"),
+        ("s[0-1].tux7", "switch.node", "s[0-1]"),
+        ("b8.tux7", "block.node", "b8"),
+        ("leaf3.tux7.example.org", "switch.node", "leaf3"),
+        ("root..tux7", "switch.switch.node", "root."),
+        ("..tux7", "switch.switch.node", None),
+        ("tux7", "node", None),
+        ("tux7.example.org", "node", None),
+        ("tux7", "switch.node", None),
+        ("root.leaf3", "switch.switch", None),
+        ("", "", None),
+    ],
+)
+def test_slurm_says_what_is_above_the_node(address: str, pattern: str, domain: str | None) -> None:
+    said = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    assert failure_domain(said) == domain
+    assert failure_domain({**said, "HOLDFAST_FAILURE_DOMAIN": " rack 7 "}) == "rack 7"
+
+
+def test_where_nobody_says_there_is_no_failure_domain_and_nonsense_is_refused() -> None:
+    assert failure_domain({}) is None
+    assert failure_domain({"HOLDFAST_FAILURE_DOMAIN": "  "}) is None
+    for nonsense in ("a\nb", "x" * 256):
+        with pytest.raises(SetupError, match="HOLDFAST_FAILURE_DOMAIN"):
+            failure_domain({"HOLDFAST_FAILURE_DOMAIN": nonsense})

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import HoldfastError, SetupError
@@ -15,7 +15,14 @@ from holdfast.stores.node_store import NodeStore
 from holdfast.stores.owner import this_process
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
-from holdfast.tiers.node_places import logical_node, node_folder, nodes_here, open_node_store, serving_address
+from holdfast.tiers.node_places import (
+    failure_domain,
+    logical_node,
+    node_folder,
+    nodes_here,
+    open_node_store,
+    serving_address,
+)
 from holdfast.tiers.words import Tier
 
 _MINE = "local"
@@ -38,6 +45,8 @@ class Nodes:
     # Left on this machine by nodes that the run no longer has; read, and emptied in time.
     left: list[NodeStore]
     server: NodeServer | None
+    # What nodes share with others and die with: of the machines that they are on now.
+    domains: Mapping[str, str] = field(default_factory=dict)
 
     def close(self) -> None:
         for store in self.stores.values():
@@ -57,7 +66,7 @@ def meet(team: Team, tier: Tier, uuid: str, limit: float, environ: Mapping[str, 
     try:
         me = logical_node(environ, order.index(team.node))
         mine = open_node_store(tier, uuid, me)
-        said = {"node": me, "place": _place(tier, uuid, me)}
+        said = {"node": me, "place": _place(tier, uuid, me), "domain": failure_domain(environ)}
         if acts:
             # All that lies here, also under names that the run no longer uses.
             here = {_left(name): open_node_store(tier, uuid, name) for name in nodes_here(tier, uuid)}
@@ -102,7 +111,9 @@ def _nodes(
                 left.append(near)
             else:
                 stores[key] = RemoteStore(address, token, _left(name), connections=_CONNECTIONS)
-    return Nodes(me, names, of_rank, server is not None, mine, stores, left, server)
+    # The rank that acts for a node speaks for it, here as well.
+    domains = {str(one["node"]): str(one["domain"]) for one in heard if "address" in one and one["domain"]}
+    return Nodes(me, names, of_rank, server is not None, mine, stores, left, server, domains)
 
 
 def _refuse(heard: list[dict[str, Any]]) -> None:

@@ -94,7 +94,8 @@ class Protection:
                 data, nodes.me, nodes.stores, [record.name for record in files[nodes.me]],
                 bandwidth=self._bandwidth, cancel=cancel,
             )  # fmt: skip
-        members = Members(group_nodes(list(dict.fromkeys(of_rank)), self._scheme), files)
+        grouping = group_nodes(list(dict.fromkeys(of_rank)), self._scheme, nodes.domains)
+        members = Members(grouping, files)
         return protect(name, nodes.me, nodes.stores, members, bandwidth=self._bandwidth, cancel=cancel)
 
     def _is_settled_here(self, name: str, files: tuple[FileRecord, ...]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock
 from holdfast.engine.node_copies import NodeCopies
+from holdfast.engine.node_grouping import say_grouping
 from holdfast.engine.node_meeting import meet
 from holdfast.engine.node_mending import NodeMending
 from holdfast.engine.node_protection import Protection, scheme_for
@@ -55,6 +56,8 @@ class NodeTiers:
         self.nodes = meet(team, self._tier, home.uuid, limit, environ)
         try:
             scheme = scheme_for(self._tier, len(self.nodes.names), is_restart=is_restart)
+            if team.leads:
+                say_grouping(self.nodes, scheme, [tier.location for tier in tiers[1:]])
             self._copies = NodeCopies(self.nodes, home, tiers[1:], retention, clock, team, limit)
         except BaseException:
             self.nodes.close()

@@ -19,10 +19,11 @@ from holdfast.stores.node_store import NodeStore
 from holdfast.tiers.memory_folder import default_root, make_private
 from holdfast.tiers.words import Tier
 
-NODE, ADDRESS = "HOLDFAST_NODE", "HOLDFAST_ADDRESS"
+NODE, ADDRESS, FAILURE_DOMAIN = "HOLDFAST_NODE", "HOLDFAST_ADDRESS", "HOLDFAST_FAILURE_DOMAIN"
 LOOPBACK = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _CACHES = "node-caches"
+_LONGEST_DOMAIN = 255
 # Routed to by every host that has a default route, and assigned to nobody (RFC 5737).
 _ANYWHERE = "192.0.2.1"
 
@@ -54,6 +55,30 @@ def logical_node(environ: Mapping[str, str], index: int) -> str:
             f"{NODE}={name!r} is no name for a node", hint="letters, digits, dots, dashes; 64 at most"
         )
     return name
+
+
+def failure_domain(environ: Mapping[str, str]) -> str | None:
+    """What this machine dies with: HOLDFAST_FAILURE_DOMAIN if it is set, else what Slurm's topology has above
+    the node. None where nobody says."""
+    given = environ.get(FAILURE_DOMAIN, "").strip()
+    if len(given) > _LONGEST_DOMAIN or not given.isprintable():
+        raise SetupError(
+            f"{FAILURE_DOMAIN}={given[:40]!r}… is no name for what nodes share",
+            hint=f"one line of {_LONGEST_DOMAIN} characters at most",
+        )
+    return given or _domain_from_slurm(environ)
+
+
+def _domain_from_slurm(environ: Mapping[str, str]) -> str | None:
+    # From the top down, parts separated by dots, each named by the pattern: "root.leaf3.tux7" is a
+    # "switch.switch.node", with topology/block "b8.tux7" a "block.node". Without a topology it is the node's
+    # name and "node"; a level to which a node has no switch is empty (srun(1), topology_p_get_node_addr).
+    kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    # A node's name may have dots; those of switches do not.
+    parts = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    if kinds[-1] != "node" or len(parts) != len(kinds) or not any(parts[:-1]):
+        return None
+    return ".".join(parts[:-1])
 
 
 def node_folder(tier: Tier, run_uuid: str, node: str) -> str:
