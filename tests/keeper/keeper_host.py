@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 
 from holdfast.checkpoints.find import committed
+from holdfast.cli.run_history import leaving
 from holdfast.errors import HoldfastError
 from holdfast.jobs.attempts import RestartRules
+from holdfast.jobs.spot_machine import spot_poller
 from holdfast.jobs.watchdog import HangLimits
 from holdfast.keeper import chores
 from holdfast.keeper.keeper import Keeper
@@ -66,11 +68,15 @@ def be_a_keeper(request: dict) -> int:
         with log.open("a") as file:
             file.write(json.dumps({"folder": folder, "event": json.loads(event.to_line())}) + "\n")
 
+    notices = spot_poller(os.environ.get("SPOT", "off"), {})
+    if notices is not None:
+        notices.start()
     keeper = Keeper(
         request["command"],
         KeeperSettings(**given, rules=rules, hang=hang),
         report=report,
         newest_checkpoint=newest_checkpoint,
+        leaving=lambda: leaving(notices),
     )
     code = keeper.run()
     log.with_suffix(".why").write_text(keeper.why)

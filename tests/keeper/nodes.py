@@ -55,8 +55,8 @@ class Worker:
         self.wire.settimeout(LIMIT)
         return self.wire.recv(64).decode().strip()
 
-    def beat(self, run: Path) -> None:
-        self.order("beat", run)
+    def beat(self, run: Path, why: str = "") -> None:
+        self.order("beat", run, why)
         assert self.next_line() == "done"
 
     def kill(self) -> None:

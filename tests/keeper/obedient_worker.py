@@ -23,6 +23,7 @@ while True:
     elif order[0] == "beat":
         count += 1
         record = {"count": count, "pid": os.getpid(), "run": order[1], "step": count, "phase": "training"}
+        record["why"] = " ".join(order[2:])
         with open(os.environ["HOLDFAST_HEARTBEAT"], "r+b") as file:
             file.write(json.dumps(record).encode().ljust(8192))
         director.sendall(b"done\n")

@@ -10,7 +10,12 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.keeper.flush_part import Part, write_part
-from holdfast.keeper.node_caches import give_memory_back, newest_in_caches, node_caches
+from holdfast.keeper.node_caches import (
+    give_memory_back,
+    is_protected_here,
+    newest_in_caches,
+    node_caches,
+)
 from holdfast.keeper.world import Card
 from holdfast.stores.node_side import NodeSide
 from holdfast.stores.remote import RemoteStore
@@ -82,7 +87,11 @@ class Chores:
     def _stopped(self, chore: dict[str, Any]) -> dict[str, Any]:
         run = chore["run"]
         newest = newest_in_caches(run) if run is not None else None
-        return {"say": "stopped", "generation": chore["generation"], "run": run, "newest": newest}
+        protected = newest if newest is not None and is_protected_here(run, newest) else None
+        return {
+            "say": "stopped", "generation": chore["generation"], "run": run, "newest": newest,
+            "protected": protected,
+        }  # fmt: skip
 
     def _serve(self, chore: dict[str, Any]) -> dict[str, Any]:
         stores = node_caches(chore["run"])

@@ -53,14 +53,14 @@ class _Outcome:
     is_safe: bool = True
 
 
-def flush(lead: Lead) -> str:
+def flush(lead: Lead, *, give_back: bool = True) -> str:
     """What happened, for people. Never raises: a job that ends must be able to end."""
     run = lead.run_folder
     try:
         if run is None or not has_node_caches(run):
             return ""
         outcome = _Flush(lead, run).flush()
-        if outcome.is_safe:
+        if outcome.is_safe and give_back:
             _ask(lead, {"chore": "give back", "run": run}, GIVE_BACK_SECONDS)
         return outcome.said
     except HoldfastError as error:

@@ -35,17 +35,17 @@ class Gathering:
 
     def gather(self, lead: Lead) -> list[Card]:
         """Everybody who is there, once that is enough and all who may still come were waited for; nobody if a
-        stop was asked for meanwhile."""
+        stop was asked for meanwhile, or this leader must go."""
         opened = self._clock.monotonic()
         enough_at: float | None = None
         while True:
             lead.require_newest()
-            if lead.asked is not None:
+            if lead.asked is not None or lead.me.number in lead.departures.announced:
                 return []
             self._probe(lead)
             now = self._clock.monotonic()
-            present = dict(lead.roster.members)
-            self._absent -= set(present)
+            self._absent -= set(lead.roster.members)
+            present = lead.departures.staying()
             expected = self._awaited(lead)
             if expected and now >= opened + self._settings.silence_seconds + SEEK_SECONDS:
                 self._absent |= expected

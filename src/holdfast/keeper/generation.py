@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
 
-from holdfast.jobs.attempts import AttemptEnd
+from holdfast.jobs.attempts import AttemptEnd, Cause
 from holdfast.keeper.roster import Gone, News, Said
 from holdfast.keeper.words import end_from_json
 from holdfast.keeper.world import World
@@ -25,12 +25,18 @@ class Generation:
     def __init__(self, lead: Lead, world: World) -> None:
         self._lead = lead
         self._world = world
+        # By keeper: the newest checkpoint of its node, if that node has done its share to protect it.
+        self._protected: dict[int, str | None] = {}
 
     def start(self, attempt: int) -> AttemptEnd | None:
         """None if everybody was told to start."""
         port = self._ask_port()
         if isinstance(port, AttemptEnd):
             return port
+        if self._lead.asked is not None or self._lead.departures.concern(self._world):
+            # A signal that reaches workers before they can listen would kill them.
+            cause: Cause = "interrupted" if self._lead.asked == "SIGINT" else "stopped"
+            return AttemptEnd(cause, "asked to stop before it began")
         self._tell({"say": "start", "generation": self._world.generation, "port": port, "attempt": attempt})
         return None
 
@@ -71,6 +77,8 @@ class Generation:
             news = lead.hear(left)
             if isinstance(news, Gone) or self._is_from_here(news, "stopped"):
                 waiting.discard(news.card.number)
+            if self._is_from_here(news, "stopped"):
+                self._protected[news.card.number] = news.message.get("protected")
         # A node that cannot end its workers is no node any more.
         lead.lost |= waiting
         gone = self._world.keepers & lead.lost
@@ -78,6 +86,12 @@ class Generation:
             # The others failed because this one was gone, and only were quicker to say so.
             return replace(end, cause="node lost", detail=f"{self._names(gone)} lost; {end.detail}")
         return end
+
+    @property
+    def is_protected(self) -> bool:
+        """Once it has stopped: whether all nodes have protected the same checkpoint, the newest of each."""
+        names = {self._protected.get(keeper) for keeper in self._world.keepers}
+        return len(names) == 1 and None not in names
 
     def _ask_port(self) -> int | AttemptEnd:
         """A free one on the node of rank 0, which only that node can know."""

@@ -24,6 +24,7 @@ from holdfast.events import Warned
 from holdfast.jobs import exit_codes
 from holdfast.jobs.attempts import Tally
 from holdfast.keeper.chores import Chores
+from holdfast.keeper.departures import PREEMPTION
 from holdfast.keeper.lead import Knowledge, Lead, Report
 from holdfast.keeper.meeting import Meeting
 from holdfast.keeper.node import Node
@@ -238,18 +239,18 @@ class Keeper:
             self._stop_is_asked(signal.Signals(number).name, number)
         if self._asked is None:
             deadline = self._settings.deadline
-            if self._leaving() is not None:
-                self._stop_is_asked("preemption", signal.SIGTERM)
+            if (notice := self._leaving()) is not None:
+                self._stop_is_asked(PREEMPTION, signal.SIGTERM, {"say": "leaving", "why": notice})
             elif deadline is not None and self._clock.wall() >= deadline.at:
                 self._stop_is_asked("time limit", signal.SIGTERM)
 
-    def _stop_is_asked(self, why: str, number: int) -> None:
+    def _stop_is_asked(self, why: str, number: int, message: dict[str, Any] | None = None) -> None:
         # A lost terminal is passed on as a request to stop, which a training can answer with a checkpoint.
         self._node.signal(signal.SIGTERM if number == signal.SIGHUP else number)
         if self._asked is None:
             self._asked = why
             if not self._is_spare:
-                self._say({"say": "asked", "why": why})
+                self._say(message or {"say": "asked", "why": why})
 
     @property
     def _is_spare(self) -> bool:

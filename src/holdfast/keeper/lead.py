@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.clock import Clock
@@ -17,6 +17,7 @@ from holdfast.errors import HoldfastError, StoreError
 from holdfast.events import AttemptEnded, AttemptStarted, Event, SupervisorEnded, Warned
 from holdfast.jobs import exit_codes
 from holdfast.jobs.attempts import AttemptEnd, Move, Tally, got_on, next_move, signal_of
+from holdfast.keeper.departures import FAREWELL_SECONDS, Departures, HandedOver
 from holdfast.keeper.flush import flush
 from holdfast.keeper.gather import Gathering, TooFewNodes
 from holdfast.keeper.generation import Generation
@@ -24,9 +25,7 @@ from holdfast.keeper.meeting import Meeting
 from holdfast.keeper.pulse import Pulse
 from holdfast.keeper.roster import Gone, News, Roster, Said
 from holdfast.keeper.settings import KeeperSettings
-from holdfast.keeper.world import Card, World, take_seats
-
-FAREWELL_SECONDS = 5.0
+from holdfast.keeper.world import Card, World, changes, take_seats
 
 Report = Callable[[Event, str | None], None]
 
@@ -77,6 +76,9 @@ class Lead:
         # Whatever was founded before this leader began is not against it.
         self._generation = knows.world.generation if knows.world else meeting.newest_generation()
         self._storage_failed = 0
+        self._is_over = False
+        self._is_protected = False
+        self.departures = Departures(self)
         self._report = report
         self._newest_checkpoint = newest_checkpoint
         self._gathering = Gathering(settings, meeting, clock)
@@ -96,6 +98,8 @@ class Lead:
         self._thread.join(seconds)
 
     def _refuse(self, hello: dict[str, Any]) -> dict[str, Any] | None:
+        if self._is_over:
+            return {"answer": "not leading"}
         if hello.get("number") in self.lost:
             return {"answer": "lost"}
         theirs, ours = hello.get("must_agree"), self.settings.must_agree
@@ -108,6 +112,8 @@ class Lead:
             self._dismiss(*self._lead())
         except SteppedDown:
             self.roster.tell_all({"say": "step down"})
+        except HandedOver:
+            self._hand_over()
         except BaseException as error:
             why = error.message if isinstance(error, HoldfastError) else repr(error)
             self._dismiss(exit_codes.STOPPED_UNSAVED, f"the leading keeper failed: {why}")
@@ -120,6 +126,7 @@ class Lead:
 
     def _lead(self) -> tuple[int, str]:
         while True:
+            self.departures.let_go(is_protected=self._is_protected)
             try:
                 cards = self._gathering.gather(self)
             except TooFewNodes as few:
@@ -127,13 +134,13 @@ class Lead:
             if self.asked is not None:
                 code = exit_codes.INTERRUPTED if self.asked == "SIGINT" else exit_codes.PLEASE_RUN_AGAIN
                 return self._leave(code, f"{self.asked}; run the same command to continue")
-            world = self._found(cards)
+            world = self._found(cards) if cards else None
             if world is None:
                 continue
             move = self._attempt(world)
             if move.exit_code is not None:
                 return self._leave(move.exit_code, move.why)
-            self._hear_until(lambda: self.asked is not None, move.pause)
+            self.hear_until(lambda: self.asked is not None, move.pause)
 
     # ---- one generation
 
@@ -148,10 +155,11 @@ class Lead:
             if self._storage_failed > self.settings.storage_tries:
                 raise
             self.warn(f"no generation can be founded yet: {error}")
-            self._hear_until(lambda: self.asked is not None, self.settings.storage_pause)
+            self.hear_until(lambda: self.asked is not None, self.settings.storage_pause)
             return None
         self._storage_failed = 0
-        self._say_changes(world)
+        for change in changes(self.world, world):
+            self.warn(change)
         self.world, self._generation = world, world.generation
         return world
 
@@ -168,12 +176,7 @@ class Lead:
     def _attempt(self, world: World) -> Move:
         started, attempt = self.clock.monotonic(), self._tally.attempts
         self._newest_before = self._look_newest()
-        self.roster.tell_all(
-            {
-                "say": "world", "world": world.to_json(), "tally": asdict(self._tally),
-                "run": self.run_folder, "newest": self._newest,
-            }
-        )  # fmt: skip
+        self._tell_world(world)
         generation = Generation(self, world)
         end = generation.start(attempt)
         if end is None:
@@ -181,20 +184,33 @@ class Lead:
             end = generation.watch()
         if end.cause != "finished":
             end = generation.stop(end)
-        return self._judge(end, self.clock.monotonic() - started)
+        self._is_protected = generation.is_protected
+        change = self.departures.explain(end, world)
+        return self._judge(change or end, self.clock.monotonic() - started, is_change=change is not None)
 
-    def _judge(self, end: AttemptEnd, seconds: float) -> Move:
+    def _tell_world(self, world: World) -> None:
+        self.roster.tell_all(
+            {
+                "say": "world", "world": world.to_json(), "tally": asdict(self._tally),
+                "run": self.run_folder, "newest": self._newest,
+            }
+        )  # fmt: skip
+
+    def _judge(self, end: AttemptEnd, seconds: float, *, is_change: bool) -> Move:
         after = self._look_newest()
         progressed = got_on(self._newest_before, after, visible=self.run_folder is not None, seconds=seconds)
-        # A lost node is not the program's fault; how often that can happen, the number of nodes limits.
-        lost = end.cause == "node lost"
-        attempt, self._tally = self._tally.attempts, self._tally.after(end, progressed=progressed or lost)
+        # A node that goes is not the program's fault; how often that can happen, the number of nodes limits.
+        without = is_change or end.cause == "node lost"
+        attempt, failures = self._tally.attempts, self._tally.failures
+        self._tally = self._tally.after(end, progressed=progressed or without)
+        if without:
+            self._tally = replace(self._tally, failures=failures)
         deadline = self.settings.deadline
         left = None if deadline is None else deadline.at - self.clock.wall()
         move = next_move(
             end, self._tally, self.settings.rules, seconds_left=left, stopping=self.asked is not None
         )
-        if lost and move.exit_code is None:
+        if is_change or (without and move.exit_code is None):
             move = Move("going on without it")
         self.tell(
             AttemptEnded(
@@ -217,10 +233,20 @@ class Lead:
 
     def _dismiss(self, code: int, why: str) -> None:
         self.roster.tell_all({"say": "exit", "code": code, "why": why})
-        self._hear_until(lambda: not self.roster.members, FAREWELL_SECONDS)
+        self.hear_until(lambda: not self.roster.members, FAREWELL_SECONDS)
         for number in self.lost:
             self.meeting.unregister(number)
             self.meeting.remove_pulse(number)
+
+    def _hand_over(self) -> None:
+        """All know what this leader knew, and look for the next one; its own keeper ends."""
+        self._is_over = True
+        if self.world is not None:
+            self._tell_world(self.world)
+        for number in list(self.roster.members):
+            mine = number == self.me.number
+            self.roster.tell(number, self.departures.farewell(number) if mine else {"say": "step down"})
+        self.hear_until(lambda: not self.roster.members, FAREWELL_SECONDS)
 
     # ---- what it hears and says
 
@@ -237,9 +263,11 @@ class Lead:
             self._newest = max(self._newest or "", news.message.get("newest") or "") or None
             if news.word == "asked":
                 self.asked = self.asked or str(news.message["why"])
+            elif news.word == "leaving":
+                self.departures.announce(news.card.number, str(news.message["why"]))
         return news
 
-    def _hear_until(self, done: Callable[[], bool], seconds: float) -> None:
+    def hear_until(self, done: Callable[[], bool], seconds: float) -> None:
         end = self.clock.monotonic() + seconds
         while not done() and (left := end - self.clock.monotonic()) > 0:
             self.hear(left)
@@ -264,14 +292,3 @@ class Lead:
         shared = self._newest_checkpoint(self.run_folder) if self.run_folder is not None else None
         self._newest = max(self._newest or "", shared or "") or None
         return self._newest
-
-    def _say_changes(self, world: World) -> None:
-        before = {seat.node: seat for seat in self.world.seats} if self.world else {}
-        for seat in world.seats:
-            old = before.get(seat.node)
-            if old is not None and old.keeper != seat.keeper:
-                self.warn(
-                    f"{seat.node} is {seat.host} ({seat.address}) now, in place of {old.host} ({old.address})"
-                )
-        for node in sorted(set(before) - {seat.node for seat in world.seats}):
-            self.warn(f"{node} has no replacement; going on with {len(world.seats)} nodes")

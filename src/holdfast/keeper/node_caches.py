@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreNotFound
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_store import NodeStore
 from holdfast.stores.os_errors import store_errors
 from holdfast.tiers.node_places import node_folder, nodes_here, open_node_store
+from holdfast.tiers.protect_record import is_record_name
 from holdfast.tiers.tier_list import recall_tiers
 from holdfast.tiers.words import Tier
 
@@ -35,6 +37,17 @@ def newest_in_caches(run: str) -> str | None:
     except HoldfastError:
         return None
     return max(names, default=None)
+
+
+def is_protected_here(run: str, name: str) -> bool:
+    """Whether this node has done its share to protect it: the record is written last."""
+    with contextlib.suppress(HoldfastError):
+        for store in node_caches(run).values():
+            # What the machine keeps of another node may be older.
+            with contextlib.suppress(StoreNotFound):
+                if any(is_record_name(file) for file in store.held(name)):
+                    return True
+    return False
 
 
 def give_memory_back(run: str) -> None:

@@ -104,3 +104,17 @@ def take_seats(before: Iterable[Seat], present: Iterable[Card], nodes: int) -> t
         if cards:
             taken[name] = cards.pop(0)
     return tuple(Seat(n, taken[n].number, taken[n].address, taken[n].host) for n in sorted(taken))
+
+
+def changes(before: World | None, after: World) -> list[str]:
+    """For people: who sits in whose place."""
+    was = {seat.node: seat for seat in before.seats} if before is not None else {}
+    replaced = [(was[s.node], s) for s in after.seats if s.node in was and was[s.node].keeper != s.keeper]
+    empty = sorted(set(was) - {seat.node for seat in after.seats})
+    return [
+        *(
+            f"{new.node} is {new.host} ({new.address}) now, in place of {old.host} ({old.address})"
+            for old, new in replaced
+        ),
+        *(f"{node} has no replacement; going on with {len(after.seats)} nodes" for node in empty),
+    ]
