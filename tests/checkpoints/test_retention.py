@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoints.retention import Best, Retention, parse_keep, select
+from holdfast.checkpoints.retention import Best, Retention, parse_keep, select, would_be_among_best
 from holdfast.errors import SetupError
 from holdfast.format.manifest import Manifest
 
@@ -57,9 +57,22 @@ def test_the_best_stay_and_what_has_no_number_is_never_best() -> None:
     assert kept(history, Retention(best=Best("loss", "max", 1))) == [1, 9, 10]
 
 
-def test_of_equals_the_newer_is_the_better() -> None:
+def test_of_equals_the_one_that_was_chosen_first_stays() -> None:
     history = [manifest(step, metrics={"loss": 1.0}) for step in range(1, 6)]
-    assert kept(history, Retention(best=Best("loss", "min", 3))) == [3, 4, 5]
+    assert kept(history, Retention(best=Best("loss", "min", 2))) == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_among_them"),
+    [(0.2, True), (0.4, True), (0.5, False), (0.6, False), (float("nan"), False)],
+)
+def test_a_number_is_among_the_best_if_fewer_are_as_good(value: float, is_among_them: bool) -> None:
+    others = [manifest(step, metrics={"loss": loss}) for step, loss in enumerate((0.5, 0.3, 0.9))]
+    others.append(manifest(9, metrics={"loss": float("nan")}))
+    others.append(manifest(10))
+    assert would_be_among_best({"loss": value}, Best("loss", "min", 2), others) is is_among_them
+    assert would_be_among_best({"loss": -value}, Best("loss", "max", 2), []) is (value == value)
+    assert not would_be_among_best({"accuracy": value}, Best("loss"), others)
 
 
 def test_epoch_ends_and_labels_stay() -> None:

@@ -38,6 +38,7 @@ def training_objects() -> dict[str, object]:
         "optimizer": opt,
         "sched": torch.optim.lr_scheduler.CosineAnnealingLR(opt, 100),
         "loader": torch.utils.data.DataLoader(data, batch_size=8, shuffle=True),
+        "validate": lambda model: 0.5,
         "loss_fn": torch.nn.functional.cross_entropy,
         "path": "runs/example",
         "DataLoader": torch.utils.data.DataLoader,

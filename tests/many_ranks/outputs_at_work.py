@@ -162,6 +162,25 @@ def scenario_halt(base: Path) -> dict[str, Any]:
     return {"halted": halted, "newest": newest, "again": in_ranks(WORLD, work_once(base), base / "again")}
 
 
+def scenario_best(base: Path) -> dict[str, Any]:
+    """Every rank reports another number; rank 0's is the one that counts."""
+
+    def work(rank: int) -> Any:
+        with a_run(base, every="100 steps", keep="latest 2, best of -val_loss") as run:
+            for number in run.steps(6):
+                run.end_step()
+                run.report(val_loss=abs(number - 2 - rank))
+                for handle in list(run._require_open().saves.saver._pending):
+                    handle.wait()
+        return None
+
+    in_ranks(WORLD, work, base / "talk")
+    found = committed(DirectoryStore(base / "run"))
+    return {
+        "saved": sorted((one.step, one.manifest.metrics.get("val_loss")) for one in found if one.manifest)
+    }
+
+
 def work_once(base: Path) -> Callable[[int], Any]:
     def work(rank: int) -> Any:
         with a_run(base) as run:
@@ -170,7 +189,7 @@ def work_once(base: Path) -> Callable[[int], Any]:
     return work
 
 
-SCENARIOS = {"life": scenario_life, "killed": scenario_killed, "halt": scenario_halt}
+SCENARIOS = {"life": scenario_life, "killed": scenario_killed, "halt": scenario_halt, "best": scenario_best}
 
 if __name__ == "__main__":
     base = Path(sys.argv[1])

@@ -98,3 +98,8 @@ def test_save_due_tells_all_ranks_the_same(played: dict[str, Any]) -> None:
     assert answers[0] == answers[1] == answers[2]
     assert True in answers[0]
     assert False in answers[0]
+
+
+def test_the_best_by_the_number_of_rank_0_is_saved_by_all_ranks(played: dict[str, Any]) -> None:
+    # 2 after step 1, 1 after step 2, 0 after step 3; then it gets worse, and the end of the run is saved.
+    assert played["best"]["saved"] == [[3, 0.0], [6, 3.0]]

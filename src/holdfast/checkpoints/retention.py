@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,10 +118,21 @@ def _first_of_each_stretch(newest_first: Sequence[Manifest], every: int | None) 
 def _best(newest_first: Sequence[Manifest], best: Best | None) -> list[CheckpointName]:
     if best is None:
         return []
-    sign = 1.0 if best.mode == "min" else -1.0
-    scored = [
-        (sign * manifest.metrics[best.metric], index, manifest.name)
-        for index, manifest in enumerate(newest_first)
-        if math.isfinite(manifest.metrics.get(best.metric, math.nan))
-    ]
-    return [name for _, _, name in sorted(scored)[: best.count]]
+    # Of equals the older one: a choice once made is not undone by a later save that is no better.
+    scored = sorted((score, m.name) for m in newest_first if (score := _score(m.metrics, best)) is not None)
+    return [name for _, name in scored[: best.count]]
+
+
+def would_be_among_best(metrics: Mapping[str, float], best: Best, others: Iterable[Manifest]) -> bool:
+    """Whether a checkpoint with these metrics would be kept as one of the best, beside `others`."""
+    mine = _score(metrics, best)
+    if mine is None:
+        return False
+    theirs = (_score(other.metrics, best) for other in others)
+    return sum(score is not None and score <= mine for score in theirs) < best.count
+
+
+def _score(metrics: Mapping[str, float], best: Best) -> float | None:
+    """The less the better; None where there is no number."""
+    value = metrics.get(best.metric, math.nan)
+    return (value if best.mode == "min" else -value) if math.isfinite(value) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -12,27 +13,35 @@ class Reported:
 
     def __init__(self) -> None:
         self._loss: Any = None
-        self._metrics: dict[str, float] = {}
+        self._at = -1
+        # Of this step alone. A validation loss of earlier weights, carried on, would make later ones "best".
+        self._numbers: dict[str, Any] = {}
 
-    def note(self, loss: Any, metrics: dict[str, float]) -> None:
+    def note(self, step: int, loss: Any, metrics: Mapping[str, Any]) -> None:
+        if step != self._at:
+            self._at, self._numbers = step, {}
         if loss is not None:
-            self._loss = loss.detach() if hasattr(loss, "detach") else loss
+            self._loss = self._numbers["loss"] = loss.detach() if hasattr(loss, "detach") else loss
         if metrics:
-            self._metrics.update(metrics)
+            self._numbers.update(metrics)
 
     @property
     def has_loss(self) -> bool:
         return self._loss is not None
 
     def loss(self) -> float:
-        try:
-            return float(self._loss)
-        except (TypeError, ValueError, RuntimeError):
-            return math.nan
+        return _number(self._loss)
 
     def loss_or_none(self) -> float | None:
         return self.loss() if self.has_loss else None
 
-    def numbers(self) -> dict[str, float]:
-        """For a manifest."""
-        return {**self._metrics, **({"loss": self.loss()} if self.has_loss else {})}
+    def numbers(self, step: int) -> dict[str, float]:
+        """What was reported of this step, for its manifest."""
+        return {name: _number(value) for name, value in self._numbers.items()} if step == self._at else {}
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan

@@ -54,7 +54,8 @@ class Run:
     - `policy`, `budget`, `every`, `max_loss`, `mtbf`, `convergence`: when to save; see docs/policies.md.
     - `tiers`: where copies go, nearest first: ["memory", "/local/nvme", "run", "s3://bucket/run every 10"];
       "run" is the run's own folder, which is all there is by default. See docs/tiers.md.
-    - `keep`: which checkpoints stay: a number, or words such as "latest 3, best 2 of -val_loss".
+    - `keep`: which checkpoints stay: a number, or words: "latest 3, best 2 of -val_loss, epoch ends"; the
+      best are those that `report` told of, and what shall be kept is saved. See docs/policies.md.
     - `seed`: the order of the data is a function of it and of the epoch.
     - `on_save_error`: "warn" (training goes on, a later boundary tries again) or "raise".
     - `copy`: "auto", "overlapped" or "blocking"; `memory_limit`: host memory that staging may take.
@@ -97,11 +98,13 @@ class Run:
         **tracked: Any,
     ) -> None:
         self._given_tiers = None if tiers is None else parse_tiers(tiers)
+        self._retention = parse_keep(keep)
         self.path = os.fspath(path)
         self._when: dict[str, Any] = {
             "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
             # Who says that this is a spot machine says how often it is lost.
             "convergence": convergence, "spot": mtbf is None and spot in ("aws", "gcp", "azure"),
+            "epoch_ends": self._retention.epoch_ends,
         }  # fmt: skip
         self._settings = Settings(
             when=", ".join(f"{name}={value!r}" for name, value in self._when.items() if value),
@@ -115,7 +118,6 @@ class Run:
             wait_limit_seconds=wait_limit,
         )
         self._clock = clock or SystemClock()
-        self._retention = parse_keep(keep)
         self._stop: dict[str, Any] = {"deadline": deadline, "spot": spot, "on_stop": on_stop}
         Stopping.check(self._clock, **self._stop)
         self.policy: DebtPolicy = build_policy(**self._when)
@@ -248,12 +250,20 @@ class Run:
     def end_step(self, loss: Any = None, **metrics: float) -> None:
         """A step is complete: the model, the optimizer and the data position belong together now.
 
-        `loss` and other numbers are recorded with the next checkpoint; a tensor is read only when needed.
+        `loss` and other numbers are recorded if this step is saved; a tensor is read only when needed.
         """
         session = self._session
         if session is None:
             session = self._require_open()
         session.end_step(loss, metrics)
+
+    def report(self, **metrics: float) -> None:
+        """Numbers of the state as it is now, such as a validation loss: recorded if it is saved.
+
+        It is saved at once if `keep="best 2 of -val_loss"` asks for this metric and this value is among them.
+        Every rank reports.
+        """
+        self._require_open().report(metrics)
 
     def save_now(self, reason: str = "asked for", *, keep: str | None = None, notes: str = "") -> SaveHandle:
         """Save at once, whatever the policy thinks. `keep="name"` keeps this checkpoint for ever.

@@ -27,7 +27,8 @@ log = logging.getLogger("holdfast")
 @dataclass(frozen=True)
 class Resumed:
     """What was restored. `rejected` names newer checkpoints that were damaged, and why; `tier` is where most
-    of it came from, `bytes_by_tier` what all ranks together read from each."""
+    of it came from, `bytes_by_tier` what all ranks together read from each. `steps_lost` must be
+    taken again, as far as the journal knows, which hears of progress every few seconds."""
 
     step: int
     epoch: int

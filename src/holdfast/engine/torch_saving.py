@@ -87,7 +87,7 @@ class Saves:
         state.policy = {**self._policy.state(), "setting": self._setting()}
         request = SaveRequest(
             save=self._name(), step=state.step, reason=reason, progress=state.progress(),
-            metrics=self._reported.numbers(), tags=tags, notes=notes, keep=keep,
+            metrics=self._reported.numbers(state.step), tags=tags, notes=notes, keep=keep,
         )  # fmt: skip
         limit = self._settings.wait_limit_seconds if forced or not self._alone else 0.0
         handle = self.saver.start(request, blocking=self.take_all_at_once, slot_timeout=limit)

@@ -16,6 +16,7 @@ from holdfast.checkpoints.retain import Retention
 from holdfast.checkpoints.write import Committed
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
+from holdfast.engine.best_so_far import best_so_far
 from holdfast.engine.copy_meter import CopyMeter
 from holdfast.engine.halting import HaltWatch
 from holdfast.engine.housekeeping import Housekeeping
@@ -78,15 +79,20 @@ class Session:
         self.resumed: Resumed | None = None
         self._store = store
         self._tracked = tracked
+        self._best = retention.best
         self._settings = settings
         self._clock = clock
         # One journal per run: rank 0's.
         append = Journal(store.where).append if together is None or together.leads else _nowhere
         self._telemetry = Telemetry(append)
         self._emit = self._telemetry.emit
-        first = tiers.first if tiers else store
+        self._first = tiers.first if tiers else store
         self._housekeeping = Housekeeping(
-            first, retention, clock, self._telemetry, spare=lambda: tiers.needed if tiers else frozenset()
+            self._first,
+            retention,
+            clock,
+            self._telemetry,
+            spare=lambda: tiers.needed if tiers else frozenset(),
         )
         parent: Parent | None = None
         taken_up = resume(
@@ -197,12 +203,12 @@ class Session:
         self.meter.boundary(now)
         self.saves.settle(may_raise=True)
         self.boundary.passed()
-        self._reported.note(loss, metrics)
+        self._reported.note(state.step, loss, metrics)
         decision = self._decide(now)
         if self.boundary.is_clean:
             self._unclean_since = None
             if self.together is None and decision.save:
-                self._obey(decision, now)
+                self._obey(decision, now, forced=decision.final)
         else:
             self._accumulating()
         if self.together is not None:
@@ -231,12 +237,12 @@ class Session:
             self.stopping.agreed(due.reason, int(due.detail.get("exit_code", exit_codes.PLEASE_RUN_AGAIN)))
             return
         final = bool(due.detail.get("final"))
-        self._obey(Decision(True, due.reason, final=final), now)
+        self._obey(Decision(True, due.reason, final=final), now, forced=final)
         if final:
             self.stopping.agreed(self.stopping.reason or due.reason, self.stopping.exit_code)
 
-    def _obey(self, decision: Decision, now: float, *, tags: tuple[str, ...] = ()) -> None:
-        self.saves.start(decision.reason, now, forced=decision.final, tags=tags)
+    def _obey(self, decision: Decision, now: float, *, forced: bool, tags: tuple[str, ...] = ()) -> None:
+        self.saves.start(decision.reason, now, forced=forced, tags=tags)
         if decision.final:
             self.stopping.final_save_taken()
 
@@ -256,7 +262,23 @@ class Session:
         if self.together is not None:
             decision = self.together.same_for_all("epoch end", decision)
         if decision.save and self.boundary.is_here:
-            self._obey(decision, now, tags=("epoch-end",))
+            # Where epoch ends are kept, none is left out because the save before is still being written.
+            forced = decision.final or self.policy.settings.epoch_ends
+            self._obey(decision, now, forced=forced, tags=("epoch-end",))
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Numbers of the state as it is. Every rank reports; rank 0's are compared and recorded."""
+        self._reported.note(self.state.step, None, metrics)
+        best, together = self._best, self.together
+        if best is None or best.metric not in metrics:
+            return
+        decision = _FOLLOW
+        if together is None or together.leads:
+            decision = best_so_far(best, self._reported.numbers(self.state.step), {self._first, self._store})
+        if together is not None:
+            decision = together.same_for_all("best so far", decision)
+        if decision.save and self.boundary.is_here:
+            self._obey(decision, self._clock.monotonic(), forced=True)
 
     def would_save(self) -> bool:
         leads = self.together is None or self.together.leads

@@ -114,7 +114,7 @@ class DebtPolicy:
             return _RETRY_LATER
         if seen.notice is not None or seen.epoch_ended or now >= self._ending.last_save_at:
             forced = self._ending.asks(seen)  # without regard to a save in flight: there may be no later one
-            if forced is None and seen.epoch_ended and self.settings.epoch_ends and not seen.save_in_flight:
+            if forced is None and seen.epoch_ended and self.settings.epoch_ends:
                 forced = Demand("the epoch ended")
             if forced is not None:
                 return self._save(now, forced.reason, final=forced.final)
