@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ import pytest
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Ledger, Retention, prune
+from holdfast.checkpoints.write import draft_manifest
 from holdfast.errors import Fenced, RunInUse, SetupError
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.owner import Owner, is_alive, this_process
 from holdfast.stores.posix import PosixIO
+from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft, save
 
 CHILD = """
@@ -96,9 +99,13 @@ def test_a_fenced_writer_is_told_and_commits_nothing_more(tmp_path: Path, writer
 
 def test_a_writer_fenced_between_begin_and_commit_leaves_nothing_visible(tmp_path: Path) -> None:
     old = DirectoryStore(tmp_path / "run")
-    name = str(draft(1, writer_epoch=old.claim()).name)
+    begun = draft(1, writer_epoch=old.claim())
+    name = str(begun.name)
     old.begin(name, 4096)
+    files = (old.write(name, image_of(1)),)
     usurper = Writer(tmp_path / "run", "take over")
+    with pytest.raises(Fenced):
+        old.publish(name, replace(draft_manifest(old, begun), files=files).to_bytes())
     with pytest.raises(Fenced):
         save(old, 2)
     with pytest.raises(Fenced):
