@@ -224,10 +224,10 @@ class Nodes:
         return [e for e in (json.loads(line)["event"] for line in lines) if e["event"] == kind]
 
 
-def wait_until(done: Any) -> None:
+def wait_until(done: Any, limit: float = LIMIT) -> None:
     """For what only a file system can tell."""
     pause = threading.Event()
-    for _ in range(int(LIMIT / 0.005)):
+    for _ in range(int(limit / 0.005)):
         if done():
             return
         pause.wait(0.005)

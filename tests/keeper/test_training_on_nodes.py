@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import HERE, Host, Nodes
+from nodes import HERE, Host, Nodes, wait_until
+from provider import Provider
 
 from holdfast.jobs import exit_codes
 from holdfast.stores.directory import DirectoryStore
@@ -92,3 +93,29 @@ def test_lost_nodes_are_replaced_then_state_is_flushed_and_the_next_job_ends_wit
     assert sorted(expected) == list(range(EPOCHS))
     assert all(len(values) == 1 for values in expected.values())
     assert losses(tmp_path) == expected
+
+
+@pytest.mark.torture
+def test_a_preempted_node_saves_and_is_replaced_and_no_step_is_trained_twice(
+    host: Host, tmp_path: Path
+) -> None:
+    told = {"TIERS": json.dumps(["$NODE_DIR/cache", "xor:2", "run every 100"])}
+    command = [sys.executable, str(TRAINING), str(tmp_path), str(EPOCHS)]
+    nodes = Nodes(host, tmp_path, nodes=2, spares=1, silence_seconds=20.0)
+    with plain_ranks() as plain, Provider() as provider, nodes:
+        plain.begin(tmp_path / "undisturbed", 2)
+        assert plain.codes() == [0, 0]
+        nodes.start(0, command=command, environ=told)
+        nodes.start(1, command=command, environ={**told, **provider.spot})
+        nodes.start(2, command=command, environ=told)
+        wait_until(lambda: (tmp_path / "losses").exists(), LIMIT)
+        provider.preempted.set()
+        codes = [nodes.end_of(n, LIMIT) for n in range(3)]
+        assert codes == [0, exit_codes.PLEASE_RUN_AGAIN, 0]
+        [ended, last] = nodes.events(0, "AttemptEnded")
+        assert (ended["cause"], ended["planned"], last["cause"]) == ("preemption", True, "finished")
+    [restart] = resumed(tmp_path)
+    assert f"-s{restart['step']:012d}-" in ended["checkpoint"]
+    assert losses(tmp_path) == losses(tmp_path / "undisturbed")
+    # Each epoch's loss was written once: nothing was lost that had been trained.
+    assert len((tmp_path / "losses").read_text().splitlines()) == EPOCHS

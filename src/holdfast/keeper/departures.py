@@ -61,7 +61,8 @@ class Departures:
         the others still put the newest checkpoint together."""
         lead, me = self._lead, self._lead.me.number
         others = set(self.announced) & set(lead.roster.members) - {me}
-        if not others and me not in self.announced:
+        if lead.asked is not None or (not others and me not in self.announced):
+            # If all must stop, they also save together.
             return
         alone = len(others) + (me in self.announced) == 1
         if not (is_protected and alone) and (said := flush(lead, give_back=False)):
