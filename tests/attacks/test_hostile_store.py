@@ -256,18 +256,6 @@ def test_declared_sizes_are_checked_before_memory_is_taken(store: DirectoryStore
     assert asked == []
 
 
-def test_secrets_of_the_environment_are_nowhere_in_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("API_TOKEN", "canary-7f3a")
-    store = DirectoryStore(tmp_path / "run")
-    save(store, 1, writer_epoch=store.claim())
-    for path in Path(store.where).rglob("*"):
-        if path.is_file():
-            assert b"canary-7f3a" not in path.read_bytes()
-    store.release()
-
-
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o000])
 def test_the_umask_is_honoured_and_nothing_else_imposed(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+import holdfast
 from holdfast.capture.environment import describe_environment, git_commit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -20,6 +22,18 @@ def test_nothing_but_the_allowed_variables_is_recorded(
     assert "canary" not in repr(seen)
     assert seen["variables"]["SLURM_JOB_ID"] == "4711"
     assert seen["versions"]["torch"] != "unknown"
+
+
+def test_no_file_of_a_run_holds_a_secret_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "canary-7f3a")
+    model = torch.nn.Linear(2, 2)
+    with holdfast.Run(tmp_path / "run", model=model) as run:
+        run.save_now().wait()
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {"MANIFEST", "events.jsonl"} <= {path.name for path in files}
+    assert [path for path in files if b"canary-7f3a" in path.read_bytes()] == []
 
 
 def repository(root: Path, head: str) -> Path:

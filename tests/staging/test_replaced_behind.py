@@ -94,6 +94,14 @@ def replace_moment(s: Script) -> None:
     s.opt.state[s.model.linear.weight]["momentum_buffer"] = torch.full((4, 4), 7.0)
 
 
+def replace_moment_by_one_as_often_written(s: Script) -> None:
+    state = s.opt.state[s.model.linear.weight]
+    other = torch.full((4, 4), 7.0)
+    while other._version < state["momentum_buffer"]._version:
+        other.add_(0.0)
+    state["momentum_buffer"] = other
+
+
 def write_moment(s: Script) -> None:
     s.opt.state[s.model.linear.weight]["momentum_buffer"].fill_(7.0)
 
@@ -128,6 +136,7 @@ CHANGES: dict[str, Callable[[Script], Any]] = {
     "a parameter's data is replaced": replace_parameter_data,
     "a layer is replaced": lambda s: setattr(s.model, "linear", nn.Linear(4, 4)),
     "a moment is replaced": replace_moment,
+    "a moment is replaced by one as often written": replace_moment_by_one_as_often_written,
     "a moment is written": write_moment,
     "all moments are dropped": lambda s: s.opt.state.clear(),
     "the optimizer is loaded": load_optimizer,
