@@ -179,6 +179,22 @@ def test_another_number_of_groups_or_parameters_is_refused() -> None:
         carry_over({"opt": optimizer(2)}, {"opt": optimizer(3)})
 
 
+def test_another_kind_of_optimizer_is_refused_unless_it_finds_all_its_settings() -> None:
+    weights = [nn.Parameter(torch.ones(2))]
+
+    class Mine(torch.optim.AdamW):
+        pass
+
+    adamw = torch.optim.AdamW(weights)
+    with pytest.raises(IncompatibleState, match=r"saved from torch.optim.adamw.AdamW, and here is .*\.SGD"):
+        carry_over({"opt": adamw}, {"opt": torch.optim.SGD(weights)})
+    carry_over({"opt": adamw}, {"opt": Mine(weights)})
+    old = torch.optim.AdamW(weights)
+    for group in old.param_groups:
+        del group["decoupled_weight_decay"]  # as saved by a torch that did not have it
+    carry_over({"opt": old}, {"opt": adamw})
+
+
 def test_settings_of_every_group_survive() -> None:
     """B1 of the predecessor: lr, momentum, betas and the parameter list were lost on the way."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

@@ -372,6 +372,13 @@ def test_a_wrong_setting_is_an_error_before_training(tmp_path: Path, settings: d
     assert not (tmp_path / "run").exists()
 
 
+def test_a_misspelt_setting_is_not_taken_for_an_object(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"no setting 'max_los'; did you mean max_loss=?"):
+        holdfast.Run(tmp_path / "run", model=nn.Linear(1, 1), max_los="10 min")
+    with pytest.raises(SetupError, match=r"cannot track 'notes'"):
+        holdfast.Run(tmp_path / "run", model=nn.Linear(1, 1), notes="mine")
+
+
 def test_a_run_must_be_open(tmp_path: Path) -> None:
     run = holdfast.Run(tmp_path, model=nn.Linear(1, 1))
     for call in (

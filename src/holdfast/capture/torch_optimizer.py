@@ -23,7 +23,7 @@ class TrackedOptimizer:
         self._names_of: tuple[list[int], list[dict[str, tuple[()]]]] | None = None
 
     def take(self) -> dict[str, Any]:
-        return {"state_dict": self.optimizer.state_dict(), "parameters": self._group_names()}
+        return self._described(self.optimizer.state_dict())
 
     def hold(self) -> Callable[[], dict[str, Any]]:
         """Take the state later, before the next step, but the hyper-parameters now: a scheduler may change
@@ -39,9 +39,17 @@ class TrackedOptimizer:
             state["param_groups"] = [
                 {**mine, "params": group["params"]} for mine, group in zip(groups, packed, strict=True)
             ]
-            return {"state_dict": state, "parameters": self._group_names()}
+            return self._described(state)
 
         return later
+
+    def _described(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"state_dict": state, "parameters": self._group_names(), "kind": self._kind}
+
+    @property
+    def _kind(self) -> str:
+        kind = type(self.optimizer)
+        return f"{kind.__module__}.{kind.__qualname__}"
 
     def identity(self) -> tuple[int, ...]:
         """Changes when the state is replaced as a whole, as by `load_state_dict`."""
@@ -87,6 +95,7 @@ class TrackedOptimizer:
 
     def check(self, state: Any) -> None:
         """State is keyed by position: the same parameters in another order would load swapped, silently."""
+        self._check_kind(state)
         mine, stored = self._group_names(), state["parameters"]
         if len(mine) != len(stored):
             raise self._mismatch(f"{len(stored)} parameter groups in the checkpoint, {len(mine)} here")
@@ -99,6 +108,18 @@ class TrackedOptimizer:
                 # Named here and unnamed there: another set of models is tracked; nothing can be compared.
                 if a != b and a.startswith(_UNNAMED) == b.startswith(_UNNAMED):
                     raise self._mismatch(f"group {group} has {b!r} in the checkpoint where {a!r} stands here")
+
+    def _check_kind(self, state: Any) -> None:
+        """Another kind of optimizer would take over groups that lack its own settings, and fail at its first
+        step. The same kind may lack some: a newer torch fills them in."""
+        kind = state.get("kind", self._kind)
+        groups = state["state_dict"]["param_groups"]
+        if kind != self._kind and any(self.optimizer.defaults.keys() - group.keys() for group in groups):
+            raise IncompatibleState(
+                f"checkpoint does not fit {self.key!r}: it was saved from {kind}, and here is {self._kind}",
+                hint="use the same optimizer, or start in a new folder with the weights of this run: "
+                "model.load_state_dict(holdfast.load_weights(path))",
+            )
 
     def _mismatch(self, what: str) -> IncompatibleState:
         return IncompatibleState(

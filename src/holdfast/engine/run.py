@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -97,6 +99,7 @@ class Run:
         clock: Clock | None = None,
         **tracked: Any,
     ) -> None:
+        _refuse_misspelt(tracked)
         self._given_tiers = None if tiers is None else parse_tiers(tiers)
         self._retention = parse_keep(keep)
         self.path = os.fspath(path)
@@ -309,3 +312,14 @@ class Run:
                 "this run is not open", hint="use it in a with block: with holdfast.Run(...) as run:"
             )
         return self._session
+
+
+def _refuse_misspelt(tracked: Mapping[str, Any]) -> None:
+    """Every keyword that is no setting is an object to track: a misspelt setting should not read like one."""
+    settings = [
+        name for name in inspect.signature(Run.__init__).parameters if name not in ("self", "tracked")
+    ]
+    for name, value in tracked.items():
+        near = difflib.get_close_matches(name, settings, n=1, cutoff=0.75)
+        if near and not hasattr(value, "state_dict"):
+            raise SetupError(f"there is no setting {name!r}", hint=f"did you mean {near[0]}=?")
