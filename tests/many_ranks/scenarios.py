@@ -19,4 +19,5 @@ def play(scenario: str, folder: Path, *words: object, script: Path = SCRIPT) -> 
     assert done.returncode == 0, done.stderr[-2000:] + errors
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     answer["errors"] = errors
+    answer["stderr"] = done.stderr
     return answer

@@ -6,6 +6,7 @@ rank 0 alone, which reads what it lacks from the other nodes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock
 from holdfast.engine.node_meeting import Nodes
 from holdfast.engine.together import claim_together, told_by_leader
-from holdfast.errors import HoldfastError, SaveError
-from holdfast.events import Emit, Event, FlushSkipped
+from holdfast.errors import HoldfastError, SaveError, StoreUnavailable
+from holdfast.events import Emit, Event, FlushFailed, FlushSkipped
 from holdfast.format.manifest import Manifest
-from holdfast.ranks.line import Line
+from holdfast.ranks.line import SLICE_SECONDS, Line
+from holdfast.ranks.store import RankStore
 from holdfast.ranks.team import Team
 from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
@@ -33,6 +35,7 @@ from holdfast.tiers.words import Tier
 
 log = logging.getLogger("holdfast")
 _YES, _NO = b"+", b"-"
+_WHY = "/why"
 
 
 @dataclass
@@ -187,15 +190,18 @@ class NodeCopies:
 
     def _voter(self, outer: _Outer) -> Emit:
         def emit(event: Event) -> None:
-            # Nobody's journal but rank 0's; what it must know is that it waits in vain.
-            if isinstance(event, FlushSkipped):
-                self._vote(outer, event.name, _NO + event.why.encode())
+            # Nobody's journal but rank 0's; what it must know is that it waits in vain, and why.
+            with contextlib.suppress(StoreUnavailable):
+                if isinstance(event, FlushSkipped):
+                    self._vote(outer, event.name, _NO + event.why.encode())
+                elif isinstance(event, FlushFailed):
+                    self._vote(outer, event.name, event.error.encode(), _WHY)
 
         return emit
 
-    def _vote(self, outer: _Outer, name: str, vote: bytes) -> None:
+    def _vote(self, outer: _Outer, name: str, vote: bytes, what: str = "") -> None:
         assert outer.line is not None
-        key = self._key(outer, name, self._nodes.me)
+        key = self._key(outer, name, self._nodes.me) + what
         outer.line.ask(lambda store: store.set(key, vote), self._limit)
 
     def _count(self, outer: _Outer, name: str) -> None:
@@ -204,8 +210,12 @@ class NodeCopies:
         keys = [self._key(outer, name, node) for node in others]
         votes = outer.line.ask(lambda store: store.get_many(keys, self._limit), self._limit)
         if votes is None:
+            missing = outer.line.ask(
+                lambda store: [_why_not(store, n, k) for n, k in zip(others, keys, strict=True)], self._limit
+            )
             raise SaveError(
-                f"not every node has copied {name} to {outer.tier.location} within {self._limit:g} s"
+                f"not every node has copied {name} to {outer.tier.location} within {self._limit:g} s: "
+                + "; ".join(filter(None, missing))
             )
         for node, vote in zip(others, votes, strict=True):
             if vote[:1] == _NO:
@@ -215,4 +225,13 @@ class NodeCopies:
         assert outer.line is not None
         for node in self._nodes.names:
             key = self._key(outer, name, node)
-            outer.line.tell(lambda store, key=key: store.delete(key))  # type: ignore[misc]
+            for what in ("", _WHY):
+                outer.line.tell(lambda store, key=key + what: store.delete(key))  # type: ignore[misc]
+
+
+def _why_not(store: RankStore, node: str, key: str) -> str:
+    """Empty if it has voted after all."""
+    if store.check([key]):
+        return ""
+    why = store.get(key + _WHY, SLICE_SECONDS) if store.check([key + _WHY]) else None
+    return f"{node}: {'no word from it' if why is None else why.decode()}"

@@ -198,14 +198,17 @@ class NodeTiers:
         self._copies.committed(newest, told["copies"])
         behind = self._copies.stop(limit)
         for tier in behind:
-            log.warning("holdfast: the newest checkpoint did not reach %s in time", tier)
+            log.warning(
+                "holdfast: the newest checkpoint did not reach %s in time; the nodes keep it, and a restart "
+                "copies it", tier,
+            )  # fmt: skip
         if told["protect"] and self.nodes.acts:
             self._protection.submit(newest)
         if not self._copies and self.nodes.acts:
             self._protection.wait(max(end - self._clock.monotonic(), 0.0))
-        # Nobody stops serving while another one still reads.
+        # Nobody stops serving while another one still reads, and that one may take all of its time.
         said = json.dumps({**self.says(), "behind": behind}).encode()
-        heard = [json.loads(raw) for raw in team.gather("last", said, limit)]
+        heard = [json.loads(raw) for raw in team.gather("last", said, limit + _CLOSE_SECONDS)]
         if team.leads:
             self._rhythm.hear(heard)
         return bool(self._copies) and not any(one["behind"] for one in heard)
