@@ -126,11 +126,12 @@ def run(folder: Path, nodes: int, spares: int, between: int) -> dict[str, Any]:
 def main() -> None:
     options = parse_options(__doc__, repeats=1)
     nodes, spares, between = (3, 1, 3) if options.quick else (8, 4, 10)
-    with scratch(options) as folder:
-        found = run(folder, nodes, spares, between)
+    # Made first: it notes the load of the machine.
     board = Scoreboard(
         "hot_restart", f"{nodes} nodes, {spares} spares, an error every {between} epochs", options
     )
+    with scratch(options) as folder:
+        found = run(folder, nodes, spares, between)
     lost = len(found["errors"])
     survivors = nodes + spares - lost
     board.add("kept", "from an error to the next epoch", "s", found["recovery_seconds"])
