@@ -150,3 +150,83 @@ def test_a_loop_of_steps_over_nothing_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SetupError, match="without batches"):
         train(tmp_path, body)
+
+
+KILLS = [2, 5, 8, 11]
+
+
+def exactly_once(folder: Path, body: Any, kill_at: int, seen: dict[int, list[int]]) -> None:
+    """Killed and taken up again, `body` notes in `seen` by step what an undisturbed run notes."""
+    train(folder / "killed", body, kill_at=kill_at)
+    train(folder / "killed", body)
+    pieced = dict(seen)
+    seen.clear()
+    train(folder / "alone", body)
+    assert pieced == seen
+    report = audit_run(folder / "killed")
+    assert report.ok, report.violations
+
+
+@pytest.mark.parametrize("name", [None, "train"])
+@pytest.mark.parametrize("kill_at", KILLS)
+def test_a_loader_made_anew_for_every_epoch_is_the_same_loader(
+    tmp_path: Path, kill_at: int, name: str | None
+) -> None:
+    seen: dict[int, list[int]] = {}
+
+    def body(run: Any, step: Any) -> None:
+        for _ in run.epochs(3):
+            for batch in run.batches(DataLoader(Quiet(20), 4, shuffle=True), name=name):
+                seen[run.step] = batch.tolist()
+                step(run)
+                if run.step % 2 == 0:
+                    assert sum(len(b) for b in run.batches(DataLoader(Quiet(7), 2))) == 7
+
+    exactly_once(tmp_path, body, kill_at, seen)
+    assert len(seen) == 15
+    for epoch in range(3):
+        samples = (i for step in range(5 * epoch, 5 * epoch + 5) for i in seen[step])
+        assert sorted(samples) == list(range(20))
+
+
+@pytest.mark.parametrize("kill_at", KILLS)
+def test_two_loaders_alike_made_anew_for_every_epoch_keep_their_order(tmp_path: Path, kill_at: int) -> None:
+    seen: dict[int, list[int]] = {}
+
+    def body(run: Any, step: Any) -> None:
+        for _ in run.epochs(2):
+            first, second = (DataLoader(Quiet(20), 4, shuffle=True) for _ in range(2))
+            for one, other in zip(run.batches(first), run.batches(second), strict=True):
+                seen[run.step] = one.tolist() + other.tolist()
+                step(run)
+
+    exactly_once(tmp_path, body, min(kill_at, 9), seen)
+
+
+@pytest.mark.parametrize("kill_at", KILLS)
+def test_other_data_in_every_epoch_is_found_again(tmp_path: Path, kill_at: int) -> None:
+    seen: dict[int, list[int]] = {}
+
+    def body(run: Any, step: Any) -> None:
+        for epoch in run.epochs(3):
+            for batch in run.batches(DataLoader(Quiet(16 + 4 * epoch), 4, shuffle=True)):
+                seen[run.step] = batch.tolist()
+                step(run)
+
+    exactly_once(tmp_path, body, kill_at, seen)
+    assert len(seen) == 15
+
+
+def test_two_loaders_of_one_name_in_one_epoch_are_refused(tmp_path: Path) -> None:
+    def other_data(run: Any, step: Any) -> None:
+        for _ in run.epochs(1):
+            list(run.batches(DataLoader(Quiet(8), 4), name="data"))
+            list(run.batches(DataLoader(Quiet(4), 4), name="data"))
+
+    def at_once(run: Any, step: Any) -> None:
+        loaders = [DataLoader(Quiet(8), 4) for _ in range(2)]
+        list(zip(*(run.batches(each, name="data") for each in loaders), strict=True))
+
+    for body in (other_data, at_once):
+        with pytest.raises(SetupError, match=r"two loaders are called 'data'"):
+            train(tmp_path / body.__name__, body)

@@ -14,6 +14,7 @@ from holdfast.data.audit_log import AuditRecord
 from holdfast.data.position import (
     Begin,
     Position,
+    Shape,
     after,
     begin,
     differences,
@@ -168,6 +169,23 @@ class Feed:
                 stacklevel=2,
             )
         self._at, self._restored = at, True
+
+    @property
+    def shape(self) -> Shape:
+        return self._source.shape
+
+    def is_like(self, other: Shape) -> bool:
+        """Whether a position in `other` means something here."""
+        return not differences(other, self.shape)
+
+    def is_between_passes(self, epoch: int) -> bool:
+        """Whether nothing of `epoch` is begun and unfinished."""
+        return self._at is None or self._at.finished or self._at.epoch < epoch
+
+    def follow(self, before: Feed) -> None:
+        """Count on from `before`, whose loader this one's replaces. Only between passes."""
+        self._at = before._at
+        self._trained_on = before.trained_on and not self._whole_passes
 
     def _after_change(self, at: Position, what: str) -> Position:
         if self._changed_data == "restart":

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.data.audit_log import AuditLog
 from holdfast.data.torch_feed import Feed
 from holdfast.engine.settings import Settings
+from holdfast.engine.torch_loaders import Loaders
 from holdfast.engine.torch_session import Session
 from holdfast.errors import SetupError
 
@@ -17,7 +18,7 @@ class Loop:
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session = session
         self._settings = settings
-        self._loaders: dict[str, Any] = {}
+        self._loaders = Loaders(session.state, self._make_feed)
         self._cut_short = False
         self._audit: AuditLog | None = None
         team = session.together.team if session.together else None
@@ -52,7 +53,7 @@ class Loop:
 
     def batches(self, loader: Any, name: str | None, **options: Any) -> Iterator[Any]:
         session = self._session
-        feed = self.feed(loader, name, **options)
+        feed = self._loaders.feed(loader, name, **options)
         for batch in feed.batches(session.state.epoch):
             session.boundary.stepped = False
             # A loader that training steps on; one that is only looked at (validation) opens no step.
@@ -104,29 +105,16 @@ class Loop:
             except StopIteration:
                 return
 
-    def feed(self, loader: Any, name: str | None, **options: Any) -> Feed:
-        """The position in this loader: one per loader, named by the order in which they are first used."""
-        state = self._session.state
-        for known, owner in self._loaders.items():
-            if owner is loader and name in (None, known):
-                feed: Feed = state.feeds[known]
-                return feed
-        name = name or f"loader{len(self._loaders)}"
-        if name in self._loaders:
-            raise SetupError(f"two loaders are called {name!r}", hint="give each its own name=")
-        feed = Feed(
+    def _make_feed(self, loader: Any, name: str, **options: Any) -> Feed:
+        session = self._session
+        return Feed(
             loader,
             name=name,
             seed=self._settings.seed,
             seed_samples=self._settings.seed_samples,
             audit=self._audit,
-            steps=lambda: (self._session.boundary.optimizer_steps, state.step),
+            steps=lambda: (session.boundary.optimizer_steps, session.state.step),
             rank=self._rank,
             world=self._world,
             **options,
         )
-        if name in state.positions:
-            feed.load_state_dict(state.positions.pop(name))
-        self._loaders[name] = loader
-        state.feeds[name] = feed
-        return feed
