@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from nodes_at_work import on_node, protected, steps_in
 from ranks_at_work import Training, in_ranks
 
 import holdfast
+from holdfast.engine import node_protection
+from holdfast.engine.node_copies import NodeCopies
 from holdfast.engine.node_tiers import NodeTiers
 from holdfast.events import Event, FlushFailed
 from holdfast.ranks.torch_store import TorchRankStore
@@ -202,27 +205,52 @@ def scenario_bucket(base: Path, bucket: str) -> dict[str, Any]:
 
 def scenario_quiet(base: Path) -> dict[str, Any]:
     """Two ranks on nodes and four without. All but rank 0 take their time to tidy up at the end."""
-    really = TorchRankStore.delete
-
-    def slowly(store: TorchRankStore, key: str) -> None:
-        time.sleep(0.2)
-        really(store, key)
 
     def life(rank: int, folder: Path, **more: Any) -> bool:
         on_node(rank)
         training = Training("none", rank)
+        if rank:
+            protect_until_the_end()
         with holdfast.Run(folder, every="1 step", wait_limit=20.0, **more, **training.tracked) as run:
             for _ in range(2):
                 training.step(torch.ones(2, 5), torch.ones(2, 3))
                 run.end_step()
             if rank:
-                TorchRankStore.delete = slowly  # type: ignore[method-assign]
+                tidy_slowly()
         return True
 
     near = [str(base / "caches"), "partner", "run every 2"]
     two = in_ranks(2, lambda rank: life(rank, base / "two", tiers=near), base / "talk-two")
     four = in_ranks(4, lambda rank: life(rank, base / "four"), base / "talk-four")
     return {"ended": two + four}
+
+
+def tidy_slowly() -> None:
+    really = TorchRankStore.delete
+
+    def slowly(store: TorchRankStore, key: str) -> None:
+        time.sleep(0.2)
+        really(store, key)
+
+    TorchRankStore.delete = slowly  # type: ignore[method-assign]
+
+
+def protect_until_the_end() -> None:
+    """The first checkpoint is still being protected when this rank ends, and would go on if it were let."""
+    protects, stops, ending = node_protection.protect, NodeCopies.stop, threading.Event()
+
+    def protect(*given: Any, cancel: threading.Event, **more: Any) -> Any:
+        until(lambda: ending.is_set() or cancel.is_set())
+        return protects(*given, cancel=cancel, **more)
+
+    def stop(copies: NodeCopies, limit: float) -> list[str]:
+        if limit == 0.0:
+            ending.set()
+            time.sleep(0.3)
+        return stops(copies, limit)
+
+    node_protection.protect = protect
+    NodeCopies.stop = stop  # type: ignore[method-assign]
 
 
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -38,3 +38,5 @@ def test_ranks_end_without_a_stack_trace_of_torch(tmp_path: Path) -> None:
     found = play("quiet", tmp_path, script=OUTWARD)
     assert found["ended"] == [True] * 6, found["errors"]
     assert "c10d" not in found["stderr"], found["stderr"][:2000]
+    # What the last checkpoint no longer needs is called off, and nobody reads from a node that has left.
+    assert "is not protected" not in found["stderr"], found["stderr"][:2000]

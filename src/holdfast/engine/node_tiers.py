@@ -206,12 +206,19 @@ class NodeTiers:
             self._protection.submit(newest)
         if not self._copies and self.nodes.acts:
             self._protection.wait(max(end - self._clock.monotonic(), 0.0))
-        # Nobody stops serving while another one still reads, and that one may take all of its time.
+        # A node may take all of its time; those that were quicker wait for it.
         said = json.dumps({**self.says(), "behind": behind}).encode()
         heard = [json.loads(raw) for raw in team.gather("last", said, limit + _CLOSE_SECONDS)]
         if team.leads:
             self._rhythm.hear(heard)
-        return bool(self._copies) and not any(one["behind"] for one in heard)
+        is_outward = bool(self._copies) and not any(one["behind"] for one in heard)
+        if is_outward:
+            # It lasts now, so its protection is called off, everywhere before anybody stops serving.
+            self._protection.close(_CLOSE_SECONDS)
+        else:
+            self._protection.wait(max(end - self._clock.monotonic(), 0.0))
+        team.gather("nobody reads", b"", limit + _CLOSE_SECONDS)
+        return is_outward
 
     def _last(self, newest: str | None) -> dict[str, Any]:
         if newest is None:
