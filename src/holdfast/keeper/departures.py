@@ -33,7 +33,8 @@ class Departures:
 
     def announce(self, keeper: int, why: str) -> None:
         self.announced.setdefault(keeper, why)
-        if len(self.staying()) < self._lead.settings.fewest:
+        # Before the first generation others are still coming.
+        if self._lead.world is not None and len(self.staying()) < self._lead.settings.fewest:
             self._lead.asked = self._lead.asked or PREEMPTION
 
     def staying(self) -> dict[int, Card]:
