@@ -229,7 +229,7 @@ def look_at(folder: Path, kind: str, rank: int) -> dict[str, Any]:
         answer = {
             "whole": work.whole(), "own": work.own(), "step": run.step, "read": run.resumed.bytes,
         }  # fmt: skip
-        feed = run._loop.feed(work.loader, None)
+        feed = run._loop._loaders.feed(work.loader, None)
         turns = list(feed.batches(run.epoch))
         answer["rest"] = [i for batch in turns for i in batch[0].tolist()]
     return answer
@@ -321,6 +321,8 @@ def stumble(folder: Path, rank: int, phase: str, victim: int, how: str) -> dict[
         except holdfast.HoldfastError as error:
             return {"committed": False, "seconds": time.monotonic() - began, "why": str(error)}
 
+    # The limit is short, and on a busy machine ranks do not come up at once.
+    dist.barrier()
     with holdfast.Run(folder, every="1000 steps", wait_limit=LIMIT, model=model, optimizer=optimizer) as run:
         saves = [one_save(run)]
         dist.barrier()
