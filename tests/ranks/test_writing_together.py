@@ -11,15 +11,18 @@ from crew import crew, in_threads
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import Committed
+from holdfast.checkpoints.write_on_nodes import NodeSave, write_on_nodes
 from holdfast.checkpoints.write_together import write_together
 from holdfast.clock import SystemClock
-from holdfast.errors import SaveError
+from holdfast.errors import SaveError, StoreFull
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.node_store import NodeStore
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft
 
+IDENTITY = "00000000-0000-0000-0000-000000000000"
 Save = Callable[[str, list[dict[str, Any]]], list[Any]]
 
 
@@ -68,3 +71,27 @@ def test_ranks_that_agree_commit_everybodys_files(save: Save, tmp_path: Path) ->
         "r00001-000.safetensors",
     ]
     assert verify(store, found).is_whole
+
+
+class FullAtTheEnd(NodeStore):
+    """Room for the files, none for the manifest."""
+
+    def settle(self, name: str, manifest: bytes) -> None:
+        raise StoreFull(f"no room to settle {name}")
+
+
+def test_what_one_node_cannot_settle_no_node_keeps(tmp_path: Path) -> None:
+    stores = [NodeStore(tmp_path / "n0", uuid=IDENTITY), FullAtTheEnd(tmp_path / "n1", uuid=IDENTITY)]
+
+    def part(team: Team, ballot: Ballot) -> Any:
+        mine = NodeSave(stores[team.rank], True, {}, lambda name, said: {})
+        image = image_of(1, name=f"r{team.rank:05d}-000.safetensors")
+        return write_on_nodes(team, ballot, "1/1", mine, draft(1, world=2), [image], {"step": 1})
+
+    with crew(2) as teams:
+        ballots = [Ballot(team, SystemClock(), limit=30.0) for team in teams]
+        outcomes = in_threads([partial(part, *pair) for pair in zip(teams, ballots, strict=True)])
+        for ballot in ballots:
+            ballot.close()
+    assert [type(outcome) for outcome in outcomes] == [SaveError, StoreFull]
+    assert [store.names() + store.leftovers() for store in stores] == [[], []]
