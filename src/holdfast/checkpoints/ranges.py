@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from holdfast.checkpoints.read import (
     open_checked,
     require_manifest,
 )
-from holdfast.errors import CorruptCheckpoint, InternalError
+from holdfast.errors import CorruptCheckpoint
 from holdfast.format.checksum import chunk_span, digest
+from holdfast.format.image import ImageLayout
 from holdfast.format.manifest import FileRecord
 from holdfast.stores.base import PAGE, Store, StoredFile
 from holdfast.stores.side_by_side import side_by_side
@@ -40,22 +42,71 @@ class Wanted:
         return self.start + len(self.into)
 
 
+class Span(Protocol):
+    """Bytes [start, stop) of a file."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+S = TypeVar("S", bound=Span)
+Chunk = tuple[str, int]
+
+
 def read_ranges(store: Store, found: Found, wanted: Iterable[Wanted], *, threads: int = 4) -> int:
     """Fill every range. Returns how many bytes were read. CorruptCheckpoint names file, chunk and place."""
+    by_chunk = chunks_of(found, wanted)
+
+    def take(name: str, index: int, start: int, chunk: memoryview) -> None:
+        for want in by_chunk[name, index]:
+            low, high = max(want.start, start), min(want.stop, start + len(chunk))
+            _copy(want.into[low - want.start : high - want.start], chunk[low - start : high - start])
+
+    return read_chunks(store, found, by_chunk, take, threads=threads)
+
+
+def chunks_of(found: Found, wanted: Iterable[S]) -> dict[Chunk, list[S]]:
+    """What is wanted of each chunk, by file and number. Empty ranges want nothing."""
     records = {record.name: record for record in require_manifest(found).files}
-    by_chunk: dict[tuple[str, int], list[Wanted]] = defaultdict(list)
+    by_chunk: dict[Chunk, list[S]] = defaultdict(list)
     for want in wanted:
         record = records.get(want.file)
         if record is None:
             raise CorruptCheckpoint(f"checkpoint {found.name} has no file {want.file}")
         if want.stop > record.size:
-            raise InternalError(f"bytes up to {want.stop} of {want.file}, which has {record.size}")
-        if want.into:
+            raise CorruptCheckpoint(
+                f"bytes up to {want.stop} of {want.file} of {found.name}, which has {record.size}"
+            )
+        if want.start < want.stop:
             first, last = want.start // record.chunk_bytes, (want.stop - 1) // record.chunk_bytes
             for index in range(first, last + 1):
                 by_chunk[want.file, index].append(want)
-    work = sorted(by_chunk)
+    return by_chunk
+
+
+def read_chunks(
+    store: Store,
+    found: Found,
+    chunks: Collection[Chunk],
+    take: Callable[[str, int, int, memoryview], None],
+    *,
+    threads: int = 4,
+    layouts: Mapping[str, ImageLayout] | None = None,
+    hint: str | None = None,
+) -> int:
+    """Give every chunk, verified, to `take(file, number, first byte, bytes)`. Returns the bytes read.
+
+    `take` is called from several threads, and the memory it is given is used again. By `layouts`, a complaint
+    about damage names the tensors.
+    """
+    records = {record.name: record for record in require_manifest(found).files}
+    work = sorted(chunks)
     with ExitStack() as opened:
+        # All of them before the first byte: a pruner may take the names away, but not what is open.
         files: dict[str, StoredFile] = {}
         for name in sorted({name for name, _ in work}):
             files[name] = open_checked(store, found, records[name])
@@ -64,7 +115,17 @@ def read_ranges(store: Store, found: Found, wanted: Iterable[Wanted], *, threads
 
         def read_chunk(number: int) -> None:
             name, index = work[number]
-            _read_one(store, found, records[name], files[name], index, by_chunk[name, index], scratch)
+            record, file = records[name], files[name]
+            start, stop = chunk_span(index, record.size, record.chunk_bytes)
+            # Through memory of our own: a digest covers the whole chunk, and a direct read needs whole pages.
+            if not hasattr(scratch, "pages") or len(scratch.pages) < stop - start:
+                scratch.pages = allocate_pages(-(-record.chunk_bytes // PAGE) * PAGE)
+            chunk = scratch.pages[: stop - start]
+            file.read_into(start, chunk)
+            if not is_checked(file, record) and digest(chunk) != record.digests[index]:
+                layout = (layouts or {}).get(name)
+                raise CorruptCheckpoint(damaged_text(store, found, record, index, layout), hint=hint)
+            take(name, index, start, chunk)
 
         side_by_side(read_chunk, len(work), threads=threads)
     return sum(_length(records[name], index) for name, index in work)
@@ -73,28 +134,6 @@ def read_ranges(store: Store, found: Found, wanted: Iterable[Wanted], *, threads
 def _length(record: FileRecord, index: int) -> int:
     start, stop = chunk_span(index, record.size, record.chunk_bytes)
     return stop - start
-
-
-def _read_one(
-    store: Store,
-    found: Found,
-    record: FileRecord,
-    file: StoredFile,
-    index: int,
-    wanted: list[Wanted],
-    scratch: threading.local,
-) -> None:
-    start, stop = chunk_span(index, record.size, record.chunk_bytes)
-    # Through memory of our own: a digest covers the whole chunk, and a direct read needs whole pages.
-    if not hasattr(scratch, "pages") or len(scratch.pages) < stop - start:
-        scratch.pages = allocate_pages(-(-record.chunk_bytes // PAGE) * PAGE)
-    chunk = scratch.pages[: stop - start]
-    file.read_into(start, chunk)
-    if not is_checked(file, record) and digest(chunk) != record.digests[index]:
-        raise CorruptCheckpoint(damaged_text(store, found, record, index, None))
-    for want in wanted:
-        low, high = max(want.start, start), min(want.stop, stop)
-        _copy(want.into[low - want.start : high - want.start], chunk[low - start : high - start])
 
 
 def _copy(into: memoryview, data: memoryview) -> None:

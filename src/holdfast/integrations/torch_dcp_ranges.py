@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.read import allocate_pages, damaged_text, open_checked, require_manifest
-from holdfast.errors import CorruptCheckpoint
-from holdfast.format.checksum import chunk_span, digest
+from holdfast.checkpoints.ranges import chunks_of, read_chunks
 from holdfast.format.image import ImageLayout
-from holdfast.format.manifest import FileRecord
-from holdfast.stores.base import Store, StoredFile
-from holdfast.stores.side_by_side import side_by_side
+from holdfast.stores.base import Store
 
 Spans = Mapping[str, Mapping[str, tuple[int, int]]]
 
@@ -71,57 +65,22 @@ def read_wanted(store: Store, found: Found, wants: Sequence[Want], spans: Spans,
 
     CorruptCheckpoint names the file, the chunk and, by `spans`, the tensors in it.
     """
-    records = {record.name: record for record in require_manifest(found).files}
-    by_chunk: dict[tuple[str, int], list[Want]] = defaultdict(list)
     for want in wants:
         if want.start == want.stop:
             want.done()
-            continue
-        if want.stop > records[want.file].size:
-            raise CorruptCheckpoint(f"{found.name} promises more of {want.file} than there is")
-        size = records[want.file].chunk_bytes
-        for index in range(want.start // size, (want.stop - 1) // size + 1):
-            by_chunk[want.file, index].append(want)
-    work = sorted(by_chunk)
+    by_chunk = chunks_of(found, wants)
     placing = threading.Lock()
-    buffers = threading.local()
-    with ExitStack() as opened:
-        # All of them before the first byte: a pruner may take the names away, but not what is open.
-        files: dict[str, StoredFile] = {}
-        for name in sorted({name for name, _ in work}):
-            files[name] = open_checked(store, found, records[name])
-            opened.callback(files[name].close)
 
-        def read_chunk(number: int) -> None:
-            name, index = work[number]
-            record = records[name]
-            start, stop = chunk_span(index, record.size, record.chunk_bytes)
-            if getattr(buffers, "size", 0) < stop - start:
-                buffers.memory, buffers.size = allocate_pages(record.chunk_bytes), record.chunk_bytes
-            chunk = buffers.memory[: stop - start]
-            files[name].read_into(start, chunk)
-            if digest(chunk) != record.digests[index]:
-                layout = ImageLayout(b"", record.size, {}, spans.get(name, {}))
-                raise CorruptCheckpoint(
-                    damaged_text(store, found, record, index, layout),
-                    hint="load an older one: HoldfastReader(path, step=...); see holdfast list",
-                )
-            _hand_out(torch.frombuffer(chunk, dtype=torch.uint8), start, by_chunk[name, index], placing)
+    def take(name: str, index: int, start: int, chunk: memoryview) -> None:
+        data = torch.frombuffer(chunk, dtype=torch.uint8)
+        for want in by_chunk[name, index]:
+            low, high = max(want.start, start), min(want.stop, start + len(chunk))
+            with placing:
+                memory = want.memory()
+            memory[low - want.start : high - want.start].copy_(data[low - start : high - start])
+            with placing:
+                want.came(high - low)
 
-        side_by_side(read_chunk, len(work), threads=threads)
-    return sum(_length(records[name], index) for name, index in work)
-
-
-def _hand_out(chunk: torch.Tensor, start: int, wants: list[Want], placing: threading.Lock) -> None:
-    for want in wants:
-        low, high = max(want.start, start), min(want.stop, start + len(chunk))
-        with placing:
-            memory = want.memory()
-        memory[low - want.start : high - want.start].copy_(chunk[low - start : high - start])
-        with placing:
-            want.came(high - low)
-
-
-def _length(record: FileRecord, index: int) -> int:
-    start, stop = chunk_span(index, record.size, record.chunk_bytes)
-    return stop - start
+    layouts = {name: ImageLayout(b"", 0, {}, named) for name, named in spans.items()}
+    hint = "load an older one: HoldfastReader(path, step=...); see holdfast list"
+    return read_chunks(store, found, by_chunk, take, threads=threads, layouts=layouts, hint=hint)
