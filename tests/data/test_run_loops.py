@@ -230,3 +230,35 @@ def test_two_loaders_of_one_name_in_one_epoch_are_refused(tmp_path: Path) -> Non
     for body in (other_data, at_once):
         with pytest.raises(SetupError, match=r"two loaders are called 'data'"):
             train(tmp_path / body.__name__, body)
+
+
+@pytest.mark.parametrize("kill_at", [2, 3, 4, 7])
+def test_a_limit_counts_the_batches_before_a_restart(tmp_path: Path, kill_at: int) -> None:
+    loader = DataLoader(Quiet(20), 4, shuffle=True)
+    seen: dict[int, list[int]] = {}
+
+    def body(run: Any, step: Any) -> None:
+        for _ in run.epochs(3):
+            for batch in run.batches(loader, limit=3):
+                seen[run.step] = batch.tolist()
+                step(run)
+
+    exactly_once(tmp_path, body, kill_at, seen)
+    assert len(seen) == 9
+    assert all(len({i for step in range(e, e + 3) for i in seen[step]}) == 12 for e in (0, 3, 6))
+
+
+def test_a_limit_may_change_and_may_not_be_zero(tmp_path: Path) -> None:
+    loader = DataLoader(Quiet(20), 4, shuffle=True)
+    counts = []
+
+    def body(run: Any, step: Any) -> None:
+        for epoch in run.epochs(4):
+            counts.append(len(list(run.batches(loader, limit=[2, None, 5, 4][epoch]))))
+        with pytest.raises(SetupError, match=r"limit=0 leaves no batches"):
+            next(iter(run.batches(loader, limit=0)))
+
+    train(tmp_path, body)
+    assert counts == [2, 5, 5, 4]
+    report = audit_run(tmp_path)
+    assert report.ok, report.violations

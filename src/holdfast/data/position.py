@@ -17,7 +17,8 @@ class Position:
     """`consumed` counts what all ranks together were handed of this pass, in items of the loader's order.
 
     `passes` counts whole passes over one epoch's number (a validation set read twice), `served` this rank's
-    batches since the run began. `seed` is the seed that this pass was begun with.
+    batches since the run began, `batches` those of this pass, whichever number of ranks they were handed to.
+    `seed` is the seed that this pass was begun with.
     """
 
     epoch: int
@@ -26,6 +27,7 @@ class Position:
     served: int = 0
     passes: int = 0
     finished: bool = False
+    batches: int = 0
 
 
 class Begin(Enum):
@@ -121,4 +123,4 @@ def _count(size: int | None) -> str:
 
 def restarted(at: Position) -> Position:
     """The same epoch from its beginning."""
-    return replace(at, consumed=0, finished=False)
+    return replace(at, consumed=0, batches=0, finished=False)

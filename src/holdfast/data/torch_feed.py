@@ -5,6 +5,7 @@ The position moves when a batch is handed out, never when a worker loads ahead.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -37,6 +38,8 @@ class Feed:
     `whole_passes` is for evaluation: every call of `batches` gives a whole pass, whatever was saved. `steps`
     gives a value that changes with every step of training; where it is given, a loader that no step was ever
     made on is taken for evaluation by itself, because half a validation has no meaning.
+
+    `limit` ends every pass after so many batches.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Feed:
         whole_passes: bool = False,
         steps: Callable[[], Any] | None = None,
         changed_data: Literal["error", "restart"] = "error",
+        limit: int | None = None,
     ) -> None:
         if not 0 <= rank < world:
             raise SetupError(f"rank {rank} of {world} is impossible for the loader {name!r}")
@@ -64,6 +68,7 @@ class Feed:
         self._trained_on = steps is None and not whole_passes
         self._steps_at_batch: tuple[Any] | None = None  # while training holds a batch
         self._changed_data = changed_data
+        self.limit = limit
         if not split:
             rank, world = 0, 1
         self._source = source_of(loader, seed_samples=seed_samples, rank=rank, world=world)
@@ -101,16 +106,21 @@ class Feed:
         return self._serve(self._at, self._calls)
 
     def _serve(self, at: Position, call: int) -> Iterator[Any]:
-        for turn, batch in self._source.open(at):
+        limit = sys.maxsize if self.limit is None else self.limit
+        turns = iter(self._source.open(at)) if at.batches < limit else iter(())
+        for turn, batch in turns:
             self._require_newest(call)
             if self._audit is not None:
                 self._audit(self._record(at, turn))
-            at = Position(at.epoch, at.seed, turn.consumed, at.served + 1, at.passes)
+            at = replace(at, consumed=turn.consumed, served=at.served + 1, batches=at.batches + 1)
             self._at = at
             yield from self._lend(batch)
             self._require_newest(call)
+            if at.batches >= limit:
+                break
         self._at = replace(at, finished=True)
-        if self._audit is not None:
+        # One that was cut short is not whole, and the audit does not ask that it be.
+        if self._audit is not None and at.batches < limit:
             self._audit(replace(self._record(at, Turn([], at.consumed, 0)), ended=True))
 
     def _lend(self, batch: Any) -> Iterator[Any]:

@@ -233,17 +233,21 @@ class Run:
         loader: Any,
         name: str | None = None,
         *,
+        limit: int | None = None,
         whole_passes: bool = False,
         changed_data: Literal["error", "restart"] = "error",
     ) -> Iterator[Any]:
         """The batches of this epoch that training has not seen yet, in their fixed order.
 
-        Without `end_step`, pulling the next batch after an optimizer step is the boundary. `whole_passes` is
-        for evaluation: every call gives the whole loader. `changed_data="restart"` begins the epoch again if
-        the dataset is not the one that was saved.
+        Without `end_step`, pulling the next batch after an optimizer step is the boundary. `limit` ends the
+        epoch after so many batches, counting those before a restart. `whole_passes` is for evaluation: every
+        call gives the whole loader. `changed_data="restart"` begins the epoch again if the dataset is not the
+        one that was saved.
         """
         self._require_open()
-        return self._loop.batches(loader, name, whole_passes=whole_passes, changed_data=changed_data)
+        return self._loop.batches(
+            loader, name, limit=limit, whole_passes=whole_passes, changed_data=changed_data
+        )
 
     def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
         """Until `count` steps are done: their numbers, or with `over=loader` its batches over and over."""

@@ -28,13 +28,16 @@ class Loaders:
         # The epoch in which each was last asked for.
         self._asked: dict[str, int] = {}
 
-    def feed(self, loader: Any, name: str | None, **options: Any) -> Feed:
+    def feed(self, loader: Any, name: str | None, *, limit: int | None = None, **options: Any) -> Feed:
+        if limit is not None and limit < 1:
+            raise SetupError(f"limit={limit} leaves no batches", hint="use 1 or more")
         for known, owner in self._owners.items():
             if owner is loader and name in (None, known):
                 feed: Feed = self._state.feeds[known]
+                feed.limit = limit
                 break
         else:
-            feed = self._make(loader, name or "", **options)
+            feed = self._make(loader, name or "", limit=limit, **options)
             feed.name = name or self._name_for(feed)
             self._place(feed)
             self._owners[feed.name] = loader
