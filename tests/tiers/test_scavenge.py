@@ -65,6 +65,22 @@ def test_never_while_the_trainer_lives(trainer: object, tmp_path: Path, shm: str
     assert steps(tmp_path / "run") == [1]
 
 
+def test_never_while_somebody_still_writes_the_memory_though_the_folder_is_free(
+    tmp_path: Path, shm: str
+) -> None:
+    code = TRAINER.format(samples=str(Path(__file__).parent), run=str(tmp_path / "run"), shm=shm)
+    code = code.replace('print("saved"', 'store.release()\nprint("saved"')
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saved\n"
+        with pytest.raises(RunInUse, match="is being written by"):
+            scavenge(tmp_path / "run", shm=shm)
+        process.kill()
+    assert steps(tmp_path / "run") == [1]
+
+
 def test_what_only_memory_had_is_committed_under_its_own_name(
     trainer: subprocess.Popen[str], tmp_path: Path, shm: str
 ) -> None:
