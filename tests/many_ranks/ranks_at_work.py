@@ -37,8 +37,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.checkpoints.find import committed
+from holdfast.engine import run as run_module
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.ranks.ballot import Ballot
+from holdfast.ranks.torch_team import team_from_torch
 from holdfast.staging.torch_stager import Snapshot
 from holdfast.stores.directory import DirectoryStore
 
@@ -321,8 +323,9 @@ def stumble(folder: Path, rank: int, phase: str, victim: int, how: str) -> dict[
         except holdfast.HoldfastError as error:
             return {"committed": False, "seconds": time.monotonic() - began, "why": str(error)}
 
-    # The limit is short, and on a busy machine ranks do not come up at once.
+    # The limit is short; on a busy machine ranks do not come up at once, and a connection takes seconds.
     dist.barrier()
+    run_module.team_from_torch = lambda key, limit: team_from_torch(key, limit=60.0)
     with holdfast.Run(folder, every="1000 steps", wait_limit=LIMIT, model=model, optimizer=optimizer) as run:
         saves = [one_save(run)]
         dist.barrier()
