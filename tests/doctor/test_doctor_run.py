@@ -21,6 +21,8 @@ from holdfast.events import AttemptEnded, Event, RunStarted, SaveCommitted, Save
 from holdfast.format.manifest import utc_text
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
+from holdfast.stores.owner import this_process
+from holdfast.tiers.memory_folder import default_root, folder_name, write_owner
 from holdfast.tiers.tier_list import remember_tiers
 from holdfast.tiers.words import Tier
 
@@ -159,6 +161,23 @@ def test_a_problem_of_the_run_is_found(
     found = examine(look(run, tmp_path))
     assert check in [finding.check for finding in found]
     assert all(finding.what and finding.fix for finding in found)
+
+
+def test_memory_of_a_dead_run_is_found_after_days_and_not_before(run: Path, tmp_path: Path) -> None:
+    root = tmp_path / Path(default_root()).name
+    left = root / folder_name("0a1b2c3d-0000-4000-8000-000000000000", None)
+    left.mkdir(parents=True)
+    dead = dataclasses.replace(this_process(""), pid=2**22 + 1, start_ticks=1)
+    write_owner(str(left), dead, "/runs/forgotten")
+    (left / "image").write_bytes(bytes(4096))
+    assert "memory-left" not in names(look(run, tmp_path))
+    long_ago = NOW - 4 * 86400
+    for file in left.iterdir():
+        os.utime(file, (long_ago, long_ago))
+    os.utime(left, (long_ago, long_ago))
+    [finding] = [f for f in examine(look(run, tmp_path)) if f.check == "memory-left"]
+    assert "/runs/forgotten" in finding.what
+    assert str(left) in finding.fix
 
 
 # ---- problems of the place and the machine

@@ -246,10 +246,21 @@ def leftovers(facts: Facts) -> Iterator[Said]:
         )
 
 
+def memory_left(facts: Facts) -> Iterator[Said]:
+    for left in facts.stale_memory:
+        of = f"the run in {left.run}" if left.run else "a run"
+        yield warning(
+            f"{of} has not written for {format_seconds(left.age_seconds)}, lives no more and holds "
+            f"{format_bytes(left.bytes)} of memory",
+            f"take it up on this machine, or, if nothing there is needed any more: rm -r {left.path}",
+        )
+
+
 RUN_CHECKS: tuple[Check, ...] = (
     location_in_memory, location_in_home, location_on_node, single_location, nfs_options, permissions,
     free_space, shared_memory, readable, damaged, unverified, keep_count, frequency, failing_saves,
     no_progress, time_limit, clock, version_drift, leftovers,
+    memory_left,
 )  # fmt: skip
 
 
