@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -149,7 +150,9 @@ def _free_ports(count: int) -> list[int]:
     """Free now, with the port 10,000 above; bound all at once, so that no two are the same."""
     found: list[int] = []
     with contextlib.ExitStack() as held:
-        for port in _PORTS:
+        # Another process that looks at the same moment looks elsewhere: none is held until the server binds it.
+        first = os.getpid() * 16 % len(_PORTS)
+        for port in (*_PORTS[first:], *_PORTS[:first]):
             if _sockets(port):
                 continue
             try:
