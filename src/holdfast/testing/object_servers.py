@@ -150,7 +150,7 @@ def _free_ports(count: int) -> list[int]:
     """Free now, with the port 10,000 above; bound all at once, so that no two are the same."""
     found: list[int] = []
     with contextlib.ExitStack() as held:
-        # Another process that looks at the same moment looks elsewhere: none is held until the server binds it.
+        # Another process that looks at this moment looks elsewhere: none is held until the server binds it.
         first = os.getpid() * 16 % len(_PORTS)
         for port in (*_PORTS[first:], *_PORTS[:first]):
             if _sockets(port):
