@@ -67,7 +67,8 @@ def write_dcp(states: Mapping[str, Any], folder: Path) -> None:
 
 def _state_dict(state: Any) -> Any:
     """An optimizer's own state_dict, without the parameter names that capture keeps beside it."""
-    wrapped = isinstance(state, dict) and set(state) == {"state_dict", "parameters"}
+    # As TrackedOptimizer describes one.
+    wrapped = isinstance(state, dict) and {"state_dict", "parameters"} <= state.keys()
     return state["state_dict"] if wrapped else state
 
 
