@@ -65,3 +65,10 @@ def test_what_only_the_nodes_memory_held_is_committed_and_the_memory_given_back(
     assert (loaded.manifest.step, str(loaded.found.name)) == (4, said["saved"][0])  # type: ignore[index]
     assert not caches(killed).exists()
     assert rescue(str(killed)) is None, "nothing is left to do"
+
+
+def test_of_a_run_that_never_began_nothing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rescue(str(tmp_path / "never")) is None
+    assert capsys.readouterr().err == ""

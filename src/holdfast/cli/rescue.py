@@ -6,6 +6,7 @@ each node of several ranks keeps, in memory or on disk.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,9 @@ def rescue(run: str) -> dict[str, object] | None:
 
     None where there is nothing to do. What could not be saved stays where it is.
     """
+    left = memory_folders(wall=SystemClock().wall())
+    if not os.path.isdir(run) and all(one.run != os.path.abspath(run) for one in left):
+        return None  # No run was ever opened there.
     try:
         tiers = readable_tiers(run)
         lasting = next(tier for tier in tiers if tier.must_answer)
