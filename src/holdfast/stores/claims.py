@@ -23,10 +23,12 @@ _CLAIM = re.compile(r"([0-9]{8})\.json", re.ASCII)
 
 @dataclass(frozen=True)
 class Claim:
-    """`owner` is None where the record cannot be read: its writer may have died while claiming."""
+    """`owner` is None where the record cannot be read: its writer may have died while claiming. `place` is
+    where the store lay then."""
 
     epoch: int
     owner: Owner | None
+    place: str | None = None
 
 
 def claimed_epochs(io: StoreIO, writers: int) -> list[int]:
@@ -40,22 +42,29 @@ def read_claim(io: StoreIO, writers: int, epoch: int) -> Claim:
     except (CorruptCheckpoint, OSError):
         # The number is what fences; who it was is only for messages and for sweeping early.
         return Claim(epoch, None)
-    return Claim(epoch, Owner.from_json(record.get("owner")))
+    place = record.get("place")
+    return Claim(epoch, Owner.from_json(record.get("owner")), place if isinstance(place, str) else None)
 
 
-def take_claim(io: StoreIO, writers: int, me: Owner, *, at_least: int) -> Claim:
+def newest_claim(io: StoreIO, writers: int) -> Claim | None:
+    epochs = claimed_epochs(io, writers)
+    return read_claim(io, writers, epochs[-1]) if epochs else None
+
+
+def take_claim(io: StoreIO, writers: int, me: Owner, *, at_least: int, place: str | None = None) -> Claim:
     """Claim the next epoch, durably. Losing a race costs one more number, nothing else."""
     while True:
         epoch = max([at_least, *(taken + 1 for taken in claimed_epochs(io, writers)[-1:])])
         if epoch > MAX_WRITER_EPOCH:
             raise CorruptCheckpoint(f"writer epoch {epoch} is beyond what names can hold")
         try:
-            write_small(io, writers, _file_name(epoch), seal({"format": 1, "owner": me.to_json()}))
+            said = {"format": 1, "owner": me.to_json(), "place": place}
+            write_small(io, writers, _file_name(epoch), seal(said))
         except FileExistsError:
             at_least = epoch + 1
             continue
         io.fsync_directory(writers)
-        return Claim(epoch, me)
+        return Claim(epoch, me, place)
 
 
 def require_unfenced(io: StoreIO, writers: int, mine: int, where: str) -> None:
@@ -71,10 +80,9 @@ def require_unfenced(io: StoreIO, writers: int, mine: int, where: str) -> None:
 
 def refuse_living_owner(io: StoreIO, writers: int, me: Owner, where: str) -> None:
     """For file systems without locks: refuse if the last claimant provably runs."""
-    epochs = claimed_epochs(io, writers)
-    owner = read_claim(io, writers, epochs[-1]).owner if epochs else None
-    if owner is not None and is_alive(owner, me):
-        raise run_in_use(where, owner)
+    newest = newest_claim(io, writers)
+    if newest is not None and newest.owner is not None and is_alive(newest.owner, me):
+        raise run_in_use(where, newest.owner)
 
 
 def run_in_use(where: str, owner: Owner | None) -> RunInUse:

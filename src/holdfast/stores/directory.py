@@ -19,6 +19,7 @@ from holdfast.format.names import is_file_name, parse_checkpoint_name
 from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal
 from holdfast.stores import claims
 from holdfast.stores.base import ImageSource, StoreProperties
+from holdfast.stores.copied_store import become_its_own
 from holdfast.stores.durable_write import write_image, write_small
 from holdfast.stores.folders import Folders
 from holdfast.stores.identity import make_identity, read_identity
@@ -120,11 +121,12 @@ class DirectoryStore:
                 with contextlib.suppress(FileExistsError):
                     self._io.make_directory(root, name)
         make_identity(self._io, root, self._wanted_uuid)
-        # Always: whoever made these may have been killed before it made them durable.
-        self._io.fsync_directory(root)
-        self._uuid = read_identity(self._io, root, self.where)
         me = this_process(utc_text(self._clock.wall()))
         with self._folders.below(root, CKPT) as ckpt, self._folders.below(root, WRITERS) as writers:
+            become_its_own(self._io, root, self.where, claims.newest_claim(self._io, writers))
+            # Always: whoever made these may have been killed before it made them durable.
+            self._io.fsync_directory(root)
+            self._uuid = read_identity(self._io, root, self.where)
             if check_owner:
                 claims.refuse_living_owner(self._io, writers, me, self.where)
             # Names count too: a lost claim must not bring back an epoch that names already bear.

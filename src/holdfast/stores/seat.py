@@ -46,7 +46,7 @@ class WriterSeat:
         return self._lock is not None
 
     def take(self, writers: int, me: Owner, *, at_least: int) -> int:
-        self._claim = claims.take_claim(self._io, writers, me, at_least=at_least)
+        self._claim = claims.take_claim(self._io, writers, me, at_least=at_least, place=self._where)
         self._pid = os.getpid()
         return self._claim.epoch
 
@@ -74,8 +74,8 @@ class WriterSeat:
         with contextlib.suppress(OSError):
             writers = self._io.open_directory(root, writers_name)
             try:
-                epochs = claims.claimed_epochs(self._io, writers)
-                return claims.read_claim(self._io, writers, epochs[-1]).owner if epochs else None
+                newest = claims.newest_claim(self._io, writers)
+                return newest.owner if newest else None
             finally:
                 self._io.close(writers)
         return None

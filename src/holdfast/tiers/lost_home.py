@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from holdfast.errors import SetupError, StoreNotFound
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.stores.base import Store
+from holdfast.stores.copied_store import is_marked_as_copy
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.locations import open_store
 from holdfast.tiers.words import Tier
@@ -32,7 +33,7 @@ def known_elsewhere(folder: str, tiers: Sequence[Tier]) -> Known:
     stores = [open_store(tier.location if tier.kind == "objects" else tier.path) for tier in lasting]
     if any(store.where == home.where for store in stores):
         raise SetupError(f"the tier {home.where} is the run's own folder", hint="choose another place for it")
-    if _identity([home]) is not None:
+    if _identity([home]) is not None or is_marked_as_copy(home.where):
         return Known()
     names = (parse_checkpoint_name(name) for store in stores for name in store.names())
     return Known(_identity(stores), max((name.writer_epoch + 1 for name in names if name), default=1))
