@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,12 @@ def claimed(path: Path) -> str:
         return store.uuid
 
 
+@pytest.mark.parametrize("copy", [shutil.copy2, os.link], ids=["copy", "hard links"])
 def test_a_copy_gets_an_identity_of_its_own_and_keeps_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, copy: Callable[[str, str], object]
 ) -> None:
     first = claimed(tmp_path / "a")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=copy)
     with caplog.at_level(logging.WARNING, logger="holdfast"):
         second = claimed(tmp_path / "b")
     assert second != first

@@ -41,7 +41,7 @@ def is_marked_as_copy(where: str) -> bool:
 
 
 def _is_copy_of(io: StoreIO, place: str, root: int, where: str) -> bool:
-    if place == where or _is_same_file(place, where):
+    if place == where or _is_same_folder(place, where):
         return False
     try:
         other = io.open_root(place, create=False)
@@ -53,9 +53,9 @@ def _is_copy_of(io: StoreIO, place: str, root: int, where: str) -> bool:
         return False  # Not there any more, or not to be seen from here: this one was moved.
 
 
-def _is_same_file(place: str, where: str) -> bool:
-    # One file system mounted twice may have two device numbers; a copy never has the other's inode.
+def _is_same_folder(place: str, where: str) -> bool:
+    # One file system mounted twice may have two device numbers. Not by a file: copies may be hard links.
     try:
-        return os.stat(os.path.join(place, RECORD)).st_ino == os.stat(os.path.join(where, RECORD)).st_ino
+        return os.stat(place).st_ino == os.stat(where).st_ino
     except OSError:
         return False
