@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from noisy_samples import Quiet
@@ -262,3 +264,63 @@ def test_a_limit_may_change_and_may_not_be_zero(tmp_path: Path) -> None:
     assert counts == [2, 5, 5, 4]
     report = audit_run(tmp_path)
     assert report.ok, report.violations
+
+
+def drawn(run: Any) -> tuple[float, float, float]:
+    return torch.rand(()).item(), random.random(), float(np.random.rand())
+
+
+@pytest.mark.parametrize("kill_at", [2, 5, 6, 9])
+def test_what_a_script_seeds_or_draws_in_front_of_its_loop_changes_nothing(
+    tmp_path: Path, kill_at: int
+) -> None:
+    loader, valid = DataLoader(Quiet(20), 4, shuffle=True), DataLoader(Quiet(7), 2)
+    seen: dict[int, Any] = {}
+
+    def body(run: Any, step: Any) -> None:
+        torch.rand(64)  # noise to look at pictures with
+        for epoch in run.epochs(2):
+            for module in (torch.random, random):
+                getattr(module, "manual_seed", getattr(module, "seed", None))(epoch)
+            np.random.seed(epoch)
+            for _ in run.batches(valid):
+                torch.rand(1)
+            for _ in run.batches(loader, name="train"):
+                seen[run.step] = drawn(run)
+                step(run)
+            seen[-1 - epoch] = drawn(run)
+
+    torch.manual_seed(1)
+    train(tmp_path / "killed", body, kill_at=kill_at)
+    torch.manual_seed(2)
+    train(tmp_path / "killed", body)
+    pieced = dict(seen)
+    seen.clear()
+    torch.manual_seed(1)
+    train(tmp_path / "alone", body)
+    assert pieced == seen
+    assert len(seen) == 12
+
+
+@pytest.mark.parametrize("kill_at", [1, 4])
+def test_what_a_script_draws_in_front_of_counted_steps_changes_nothing(tmp_path: Path, kill_at: int) -> None:
+    seen: dict[int, Any] = {}
+
+    def body(run: Any, step: Any) -> None:
+        torch.rand(64)
+        for number in run.steps(6):
+            seen[number] = drawn(run)
+            step(run)
+
+    def seeded(folder: str, **options: Any) -> None:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        train(tmp_path / folder, body, **options)
+
+    seeded("killed", kill_at=kill_at)
+    seeded("killed")
+    pieced = dict(seen)
+    seen.clear()
+    seeded("alone")
+    assert pieced == seen

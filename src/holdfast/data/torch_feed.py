@@ -188,6 +188,10 @@ class Feed:
         """Whether a position in `other` means something here."""
         return not differences(other, self.shape)
 
+    def takes_up(self, epoch: int) -> bool:
+        """Whether the next `batches(epoch)` goes on with a pass that training was in before a restart."""
+        return self._restored and self.trained_on and self._at is not None and self._at.epoch == epoch
+
     def is_between_passes(self, epoch: int) -> bool:
         """Whether nothing of `epoch` is begun and unfinished."""
         return self._at is None or self._at.finished or self._at.epoch < epoch

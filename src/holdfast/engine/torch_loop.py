@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.capture.torch_rng import TrackedRandomness
 from holdfast.data.audit_log import AuditLog
 from holdfast.data.torch_feed import Feed
 from holdfast.engine.settings import Settings
@@ -20,6 +21,8 @@ class Loop:
         self._settings = settings
         self._loaders = Loaders(session.state, self._make_feed)
         self._cut_short = False
+        # As restored, until training is where it was: see `_back_to`.
+        self._streams = TrackedRandomness().take() if session.resumed else None
         self._audit: AuditLog | None = None
         team = session.together.team if session.together else None
         self._rank, self._world = (team.rank, team.world) if team else (0, 1)
@@ -54,6 +57,8 @@ class Loop:
     def batches(self, loader: Any, name: str | None, **options: Any) -> Iterator[Any]:
         session = self._session
         feed = self._loaders.feed(loader, name, **options)
+        if feed.trained_on:
+            self._back_to(is_inside=feed.takes_up(session.state.epoch))
         for batch in feed.batches(session.state.epoch):
             session.boundary.stepped = False
             # A loader that training steps on; one that is only looked at (validation) opens no step.
@@ -70,8 +75,17 @@ class Loop:
                 return
         session.meter.pause()
 
+    def _back_to(self, *, is_inside: bool) -> None:
+        """Before the first loop over training data. Where that is taken up inside, what the script drew or
+        seeded on the way there, as at the beginning of every epoch, was done before the checkpoint, too: the
+        random streams are put back once more."""
+        streams, self._streams = self._streams, None
+        if streams is not None and is_inside:
+            TrackedRandomness().apply(streams)
+
     def numbers(self, count: int) -> Iterator[int]:
         session, state = self._session, self._session.state
+        self._back_to(is_inside=state.step > 0)
         while state.step < count and not session.must_stop():
             before = state.step
             session.boundary.stepped = False
