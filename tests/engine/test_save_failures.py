@@ -433,7 +433,9 @@ def test_a_vanished_folder_is_said_and_training_goes_on(
     with script.run as run:
         script.step()
         run.save_now().wait()
-        shutil.rmtree(folder)
+        # At once: while files are deleted one by one, the journal may be written.
+        folder.rename(tmp_path / "gone")
+        shutil.rmtree(tmp_path / "gone")
         script.step()
         settled(run.save_now())
         script.step()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.cli.rehearsal import Rehearsal
 from holdfast.errors import SetupError
 from holdfast.stores.copied_store import COPIED, is_marked_as_copy
 from holdfast.stores.directory import DirectoryStore
@@ -99,4 +100,21 @@ def test_a_copied_run_goes_on_from_its_own_state_and_leaves_the_other_ones_tier_
         train("b", 9, tiers=tiers)
     assert train("b", 9, tiers=["run", str(tmp_path / "its-own")]) == 3
     assert train("b", 10) == 9
+    # What was copied with it is pruned like what it saved itself.
+    assert len(holdfast.checkpoints(tmp_path / "b")) == 2
     assert train("a", 7, tiers=tiers) == 6
+
+
+def test_a_dry_run_of_pruning_says_of_a_copy_what_pruning_does(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "a")
+    with store:
+        store.claim()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    first = DirectoryStore(tmp_path / "a").uuid
+    claimed(tmp_path / "b")
+    copy = DirectoryStore(tmp_path / "b")
+    assert copy.ancestors == [first]
+    assert Rehearsal(copy).ancestors == [first]
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    claimed(tmp_path / "c")
+    assert DirectoryStore(tmp_path / "c").ancestors == [first, copy.uuid]

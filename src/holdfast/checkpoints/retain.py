@@ -55,12 +55,13 @@ def prune(
         return Pruning(refused=f"{store.where} lists no checkpoint at all")
     if lost := sorted(ledger.committed - listed):
         return Pruning(refused=f"{store.where} no longer lists {lost[0]}, which this process committed")
-    kept = _reasons_to_keep(store, found, retention)
+    own = _own_names(store)
+    kept = _reasons_to_keep(own, found, retention)
     kept.update({one.name: "still being copied outward" for one in found if str(one.name) in spare})
     doomed = [one for one in found if one.name not in kept]
     if doomed:
         # Unreadable ones stay in line: while the newest of all is damaged, what is older is precious.
-        line = [one for one in found if one.manifest is None or one.manifest.store == store.uuid]
+        line = [one for one in found if one.manifest is None or one.manifest.store in own]
         whole = _newest_whole(store, line, ledger)
         if line[0].name not in whole or len(whole) < FLOOR:
             return Pruning(refused=f"fewer than {FLOOR} of the newest checkpoints verify", kept=_texts(kept))
@@ -72,15 +73,22 @@ def prune(
     return Pruning(tuple(gone), tuple(swept), _texts(kept), tuple(failed + unswept))
 
 
-def _reasons_to_keep(store: Store, found: list[Found], retention: Retention) -> dict[CheckpointName, str]:
-    ours = [one.manifest for one in found if one.manifest and one.manifest.store == store.uuid]
+def _reasons_to_keep(
+    own: Collection[str], found: list[Found], retention: Retention
+) -> dict[CheckpointName, str]:
+    ours = [one.manifest for one in found if one.manifest and one.manifest.store in own]
     kept = select(ours, retention)
     for one in found:
         if one.manifest is None:
             kept[one.name] = f"unreadable, left for inspection: {one.problem}"
-        elif one.manifest.store != store.uuid:
+        elif one.manifest.store not in own:
             kept[one.name] = "belongs to another store"
     return kept
+
+
+def _own_names(store: Store) -> set[str]:
+    # What a folder was copied with is its own; other stores are not copied by hand.
+    return {store.uuid, *getattr(store, "ancestors", ())}
 
 
 def _newest_whole(store: Store, found: list[Found], ledger: Ledger) -> list[CheckpointName]:

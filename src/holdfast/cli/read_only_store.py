@@ -25,6 +25,10 @@ class ReadOnlyStore:
     def uuid(self) -> str:
         return self._store.uuid
 
+    @property
+    def ancestors(self) -> list[str]:
+        return list(getattr(self._store, "ancestors", ()))
+
     def names(self) -> list[str]:
         return self._store.names()
 

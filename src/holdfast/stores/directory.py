@@ -22,7 +22,7 @@ from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.copied_store import become_its_own
 from holdfast.stores.durable_write import write_image, write_small
 from holdfast.stores.folders import Folders
-from holdfast.stores.identity import make_identity, read_identity
+from holdfast.stores.identity import make_identity, read_ancestors, read_identity
 from holdfast.stores.io import StoreIO
 from holdfast.stores.leftovers import Unfinished, Watch, is_abandoned
 from holdfast.stores.os_errors import store_errors
@@ -82,6 +82,12 @@ class DirectoryStore:
             with self._folders.inside(doing="read the identity") as root:
                 self._uuid = read_identity(self._io, root, self.where)
         return self._uuid
+
+    @property
+    def ancestors(self) -> list[str]:
+        """The uuids of the stores that this one is a copy of: what was copied with it is its own as well."""
+        with self._folders.inside(doing="read the identity") as root:
+            return read_ancestors(self._io, root)
 
     @property
     def writer_epoch(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from holdfast.errors import CorruptCheckpoint, StoreError
 from holdfast.format.sealed import seal, unseal
@@ -19,13 +19,14 @@ MAX_BYTES = 64 << 10
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
-def make_identity(io: StoreIO, root: int, wanted: str | None) -> None:
+def make_identity(io: StoreIO, root: int, wanted: str | None, ancestors: Sequence[str] = ()) -> None:
     """Write the record unless there is one. Its name is durable once `root` is fsynced."""
     if io.kind(root, RECORD) is not None:
         return
     # Complete before it has its name: a torn identity would lock the store's own writer out for ever.
     part = f"{RECORD}.{os.urandom(4).hex()}.part"
-    write_small(io, root, part, seal({"format": FORMAT, "uuid": wanted or str(uuid.uuid4())}))
+    said = {"format": FORMAT, "uuid": wanted or str(uuid.uuid4()), "ancestors": list(ancestors)}
+    write_small(io, root, part, seal(said))
     try:
         io.rename(root, part, RECORD)
     except FileExistsError:
@@ -34,6 +35,12 @@ def make_identity(io: StoreIO, root: int, wanted: str | None) -> None:
 
 def read_identity(io: StoreIO, root: int, where: str) -> str:
     return parse_identity(lambda: read_small(io, root, RECORD, MAX_BYTES), where)
+
+
+def read_ancestors(io: StoreIO, root: int) -> list[str]:
+    """The uuids of the stores that this one is a copy of, oldest first."""
+    said = unseal(read_small(io, root, RECORD, MAX_BYTES)).get("ancestors", [])
+    return [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
 
 
 def parse_identity(read: Callable[[], bytes], where: str) -> str:
