@@ -408,7 +408,8 @@ def test_outputs_go_to_the_lasting_tiers_at_their_rhythm(tmp_path: Path) -> None
     with a_run_with(tmp_path / "run", str(far), f"{rare} every 3") as run:
         for step in range(1, 6):
             put(run, step, f"text {step}")
-    assert kept(run) == [5, 4]
+    # What was still on its way outward when the newest was committed stays for now.
+    assert kept(run)[:2] == [5, 4]
     assert next(one.step for one in committed(DirectoryStore(far / "outputs" / "x"))) == 5
     assert [one.step for one in committed(DirectoryStore(rare / "outputs" / "x"))] == [5, 3]
 
