@@ -113,8 +113,8 @@ def test_a_dry_run_of_pruning_says_of_a_copy_what_pruning_does(tmp_path: Path) -
     first = DirectoryStore(tmp_path / "a").uuid
     claimed(tmp_path / "b")
     copy = DirectoryStore(tmp_path / "b")
-    assert copy.ancestors == [first]
-    assert Rehearsal(copy).ancestors == [first]
+    assert copy.ancestors == (first,)
+    assert Rehearsal(copy).ancestors == (first,)
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     claimed(tmp_path / "c")
-    assert DirectoryStore(tmp_path / "c").ancestors == [first, copy.uuid]
+    assert DirectoryStore(tmp_path / "c").ancestors == (first, copy.uuid)

@@ -26,8 +26,8 @@ class ReadOnlyStore:
         return self._store.uuid
 
     @property
-    def ancestors(self) -> list[str]:
-        return list(getattr(self._store, "ancestors", ()))
+    def ancestors(self) -> tuple[str, ...]:
+        return getattr(self._store, "ancestors", ())
 
     def names(self) -> list[str]:
         return self._store.names()

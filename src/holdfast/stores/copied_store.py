@@ -11,7 +11,7 @@ import os
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.claims import Claim
-from holdfast.stores.identity import RECORD, make_identity, read_ancestors, read_identity
+from holdfast.stores.identity import RECORD, make_identity, read_identity
 from holdfast.stores.io import StoreIO
 
 log = logging.getLogger("holdfast")
@@ -28,9 +28,9 @@ def become_its_own(io: StoreIO, root: int, where: str, last: Claim | None) -> No
         "go on from what the other one has in memory, on nodes or in other tiers", where, last.place,
     )  # fmt: skip
     # Not unlinked: what is gone could be taken for a folder that was lost (see tiers/lost_home.py).
-    ancestors = [*read_ancestors(io, root), read_identity(io, root, where)]
+    before = read_identity(io, root, where)
     io.rename(root, RECORD, f"{RECORD}.{os.urandom(4).hex()}{COPIED}")
-    make_identity(io, root, None, ancestors)
+    make_identity(io, root, None, (*before.ancestors, before.uuid))
 
 
 def is_marked_as_copy(where: str) -> bool:
@@ -47,7 +47,7 @@ def _is_copy_of(io: StoreIO, place: str, root: int, where: str) -> bool:
     try:
         other = io.open_root(place, create=False)
         try:
-            return read_identity(io, other, place) == read_identity(io, root, where)
+            return read_identity(io, other, place).uuid == read_identity(io, root, where).uuid
         finally:
             io.close(other)
     except (OSError, HoldfastError):

@@ -22,7 +22,7 @@ from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.copied_store import become_its_own
 from holdfast.stores.durable_write import write_image, write_small
 from holdfast.stores.folders import Folders
-from holdfast.stores.identity import make_identity, read_ancestors, read_identity
+from holdfast.stores.identity import Identity, make_identity, read_identity
 from holdfast.stores.io import StoreIO
 from holdfast.stores.leftovers import Unfinished, Watch, is_abandoned
 from holdfast.stores.os_errors import store_errors
@@ -65,7 +65,7 @@ class DirectoryStore:
         self._io: StoreIO = io if io is not None else PosixIO()
         self._clock = clock if clock is not None else SystemClock()
         self._wanted_uuid = uuid
-        self._uuid: str | None = None
+        self._known: Identity | None = None
         self._spare_bytes = spare_bytes
         self._grace_seconds = grace_seconds
         self._threads = threads
@@ -78,16 +78,19 @@ class DirectoryStore:
 
     @property
     def uuid(self) -> str:
-        if self._uuid is None:
-            with self._folders.inside(doing="read the identity") as root:
-                self._uuid = read_identity(self._io, root, self.where)
-        return self._uuid
+        return self._identity.uuid
 
     @property
-    def ancestors(self) -> list[str]:
+    def ancestors(self) -> tuple[str, ...]:
         """The uuids of the stores that this one is a copy of: what was copied with it is its own as well."""
-        with self._folders.inside(doing="read the identity") as root:
-            return read_ancestors(self._io, root)
+        return self._identity.ancestors
+
+    @property
+    def _identity(self) -> Identity:
+        if self._known is None:
+            with self._folders.inside(doing="read the identity") as root:
+                self._known = read_identity(self._io, root, self.where)
+        return self._known
 
     @property
     def writer_epoch(self) -> int:
@@ -132,7 +135,7 @@ class DirectoryStore:
             become_its_own(self._io, root, self.where, claims.newest_claim(self._io, writers))
             # Always: whoever made these may have been killed before it made them durable.
             self._io.fsync_directory(root)
-            self._uuid = read_identity(self._io, root, self.where)
+            self._known = read_identity(self._io, root, self.where)
             if check_owner:
                 claims.refuse_living_owner(self._io, writers, me, self.where)
             # Names count too: a lost claim must not bring back an epoch that names already bear.

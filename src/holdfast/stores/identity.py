@@ -6,6 +6,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from holdfast.errors import CorruptCheckpoint, StoreError
 from holdfast.format.sealed import seal, unseal
@@ -17,6 +18,14 @@ RECORD = "STORE.json"
 FORMAT = 1
 MAX_BYTES = 64 << 10
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """`ancestors` are the stores that this one is a copy of, oldest first: what they had is its own."""
+
+    uuid: str
+    ancestors: tuple[str, ...] = ()
 
 
 def make_identity(io: StoreIO, root: int, wanted: str | None, ancestors: Sequence[str] = ()) -> None:
@@ -33,18 +42,12 @@ def make_identity(io: StoreIO, root: int, wanted: str | None, ancestors: Sequenc
         io.unlink(root, part)
 
 
-def read_identity(io: StoreIO, root: int, where: str) -> str:
+def read_identity(io: StoreIO, root: int, where: str) -> Identity:
     return parse_identity(lambda: read_small(io, root, RECORD, MAX_BYTES), where)
 
 
-def read_ancestors(io: StoreIO, root: int) -> list[str]:
-    """The uuids of the stores that this one is a copy of, oldest first."""
-    said = unseal(read_small(io, root, RECORD, MAX_BYTES)).get("ancestors", [])
-    return [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
-
-
-def parse_identity(read: Callable[[], bytes], where: str) -> str:
-    """The uuid in the record that `read` gives."""
+def parse_identity(read: Callable[[], bytes], where: str) -> Identity:
+    """What the record says that `read` gives."""
     try:
         record = unseal(read())
     except CorruptCheckpoint as error:
@@ -57,4 +60,6 @@ def parse_identity(read: Callable[[], bytes], where: str) -> str:
         raise StoreError(
             f"{RECORD} in {where} is not of format {FORMAT}", hint="a newer holdfast may have made it"
         )
-    return uuid_text
+    ancestors = record.get("ancestors", [])
+    known = ancestors if isinstance(ancestors, list) else []
+    return Identity(uuid_text, tuple(one for one in known if isinstance(one, str)))

@@ -23,4 +23,4 @@ def make_identity(bucket: Bucket, wanted: str | None, patience: Patience) -> Non
 
 
 def read_identity(bucket: Bucket) -> str:
-    return parse_identity(lambda: read_small(bucket, RECORD, MAX_BYTES), bucket.where)
+    return parse_identity(lambda: read_small(bucket, RECORD, MAX_BYTES), bucket.where).uuid
