@@ -105,6 +105,25 @@ def test_a_copied_run_goes_on_from_its_own_state_and_leaves_the_other_ones_tier_
     assert train("a", 7, tiers=tiers) == 6
 
 
+def test_a_copied_run_gets_its_own_outputs_back_and_not_those_in_the_other_ones_tier(tmp_path: Path) -> None:
+    def opened(folder: str, *tiers: str) -> holdfast.Run:
+        return holdfast.Run(tmp_path / folder, tiers=["run", *tiers], model=nn.Linear(1, 1))
+
+    def put(run: holdfast.Run, step: int) -> None:
+        with run.output("x", step=step) as out:
+            out.path("text").write_text(f"step {step}")
+
+    with opened("a", str(tmp_path / "outer")) as run:
+        put(run, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with opened("a", str(tmp_path / "outer")) as run:
+        put(run, 2)
+    with opened("b") as run:
+        folder = run.restored_output("x")
+        assert folder is not None
+        assert (folder / "text").read_text() == "step 1"
+
+
 def test_a_dry_run_of_pruning_says_of_a_copy_what_pruning_does(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "a")
     with store:

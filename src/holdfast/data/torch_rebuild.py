@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -26,15 +26,6 @@ class Requests:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(()) if self.begin is None else self.begin()
-
-
-class Wrapped(Protocol):
-    """A dataset of ours around the user's."""
-
-    @property
-    def dataset(self) -> Any: ...
-
-    def __getitem__(self, request: Any) -> Any: ...
 
 
 def rebuild(

@@ -52,13 +52,15 @@ class NodeTiers:
         self._together, self._team, self._limit = together, together.team, limit
         self._home, self._tier, self._clock = home, tiers[0], clock
         team = self._team
-        is_restart = told_by_leader(team, "tiers", limit, lambda: self._remember(tiers))
+        is_restart = told_by_leader(team, "tiers", limit, lambda: bool(recall_tiers(home.where).now))
         self.nodes = meet(team, self._tier, home.uuid, limit, environ)
         try:
             scheme = scheme_for(self._tier, len(self.nodes.names), is_restart=is_restart)
             if team.leads:
                 say_grouping(self.nodes, scheme, [tier.location for tier in tiers[1:]])
             self._copies = NodeCopies(self.nodes, home, tiers[1:], retention, clock, team, limit)
+            # Only now: one that turns out to be another run's must not be read for ever.
+            told_by_leader(team, "remembered", limit, lambda: bool(remember_tiers(home.where, tiers)))
         except BaseException:
             self.nodes.close()
             raise
@@ -71,11 +73,6 @@ class NodeTiers:
         self._known: set[str] = set()
         self._told: Mapping[str, Any] = {}
         self._nodes_had_all = False
-
-    def _remember(self, tiers: Sequence[Tier]) -> bool:
-        had = bool(recall_tiers(self._home.where).now)
-        remember_tiers(self._home.where, tiers)
-        return had
 
     @property
     def writer_epoch(self) -> int:

@@ -74,10 +74,11 @@ class TiersOfRun:
         self._outer: list[tuple[Tier, Store]] = []
         self._drain: Drain | None = None
         self._ladder: Ladder | None = None
-        if leads:
-            remember_tiers(home.where, tiers)
         try:
             self.first: Store = self._open(tiers)
+            if leads:
+                # Only now: one that turns out to be another run's must not be read for ever.
+                remember_tiers(home.where, tiers)
         except BaseException:
             self.close(0.0)
             raise

@@ -185,10 +185,6 @@ class DebtPolicy:
             self._costs.forget_disturbed()
         self._refresh_at = -math.inf
 
-    def level_failed(self, step: int, level: str) -> None:
-        """The copy of `step` did not reach this outer level; its debt is put back."""
-        self._levels.failed(step, level)
-
     def restored(
         self, now: float, step: int, seconds: float, level_steps: Mapping[str, int] | None = None
     ) -> None:

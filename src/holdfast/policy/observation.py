@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +47,3 @@ class SaveCost:
     persist_seconds: float
     bytes: int
     level: str = ""
-
-
-class Policy(Protocol):
-    """Answers "save now?" at every step boundary, in a few microseconds. Used from one thread."""
-
-    def decide(self, seen: Observation) -> Decision: ...
-
-    def save_started(self, now: float, step: int) -> None:
-        """A snapshot of `step` has been taken; the debt restarts from here."""
-        ...
-
-    def save_committed(self, now: float, cost: SaveCost) -> None: ...
-
-    def save_failed(self, now: float, step: int) -> None:
-        """The save of `step` did not become durable; put the debt back."""
-        ...
-
-    def explain(self) -> str:
-        """One line: the numbers that went in, the interval that came out, the bound in force."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What was learned, as plain JSON values, for the next process of this run."""
-        ...
-
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state()` gave. Anything unreadable is left out and measured again."""
-        ...

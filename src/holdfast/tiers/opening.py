@@ -86,8 +86,7 @@ def lasting_tiers(home: str, uuid: str) -> list[NamedTier]:
         if not tier.is_node_local:
             try:
                 far.append(NamedTier(tier.location, open_tier(tier, home, uuid)))
-            except (StoreError, SetupError):
-                # One that the run had once may be gone, or another run's by now.
+            except StoreError:
                 if tier in listed.now:
                     raise
     if all(tier.store.where != home for tier in far):
@@ -105,7 +104,7 @@ def _on_this_node(tier: Tier, home: str, uuid: str, *, is_former: bool) -> list[
         for node in nodes_here(tier, uuid):
             store = open_node_store(tier, uuid, node)
             found.append(NamedTier(f"{tier.location} of {node}", store, partial=True))
-    except (StoreError, SetupError):
+    except StoreError:
         if not is_former:
             raise
     return found

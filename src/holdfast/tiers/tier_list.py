@@ -1,6 +1,7 @@
 """tiers.json in a run's folder: which tiers the run has, for whoever comes without the training script.
 
-Tiers that an earlier attempt had and this one has not are remembered too: they may hold checkpoints.
+Tiers that an earlier attempt had and this one has not are remembered too: they may hold checkpoints. A list
+that was copied with the folder names the places of another run, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from holdfast.errors import CorruptCheckpoint, SetupError, StoreError
 from holdfast.format.sealed import seal, unseal
+from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.os_errors import store_errors
 from holdfast.tiers.words import Tier
 
@@ -36,6 +38,7 @@ def remember_tiers(run: str | os.PathLike[str], tiers: Sequence[Tier]) -> TierLi
     if said != before:
         record = {
             "format": 1,
+            "run": _uuid(run),
             "now": [tier.to_json() for tier in said.now],
             "former": [tier.to_json() for tier in said.former],
         }
@@ -49,6 +52,8 @@ def recall_tiers(run: str | os.PathLike[str]) -> TierList:
     try:
         with store_errors("read the list of tiers", path), open(path, "rb") as file:
             record = unseal(file.read(_MAX_BYTES))
+        if record.get("run") not in (None, _uuid(run)):
+            return TierList()
         return TierList(_tiers(record["now"]), _tiers(record["former"]))
     except StoreError:
         if not os.path.lexists(path):
@@ -58,6 +63,13 @@ def recall_tiers(run: str | os.PathLike[str]) -> TierList:
         raise StoreError(
             f"{path} is damaged: {error}", hint="move it away and give tiers= again, as the run had them"
         ) from error
+
+
+def _uuid(run: str | os.PathLike[str]) -> str | None:
+    try:
+        return DirectoryStore(run).uuid
+    except StoreError:
+        return None
 
 
 def _tiers(raw: Any) -> tuple[Tier, ...]:
