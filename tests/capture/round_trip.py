@@ -38,8 +38,9 @@ def images_of(
     """The bytes of every image, and the values that a manifest would hold."""
     parts = take_parts(tracked)
     plan = plan or plan_state(parts, set())
-    tensors = plan.select(parts)
-    assert tensors is not None
+    selected = plan.select(parts)
+    assert selected is not None
+    tensors = selected.tensors
     values = json.loads(json.dumps(encode_values(parts), allow_nan=False))
     if streamed:
         return {image.file: _stream(plan, i, tensors) for i, image in enumerate(plan.images)}, values

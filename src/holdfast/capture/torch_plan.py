@@ -57,6 +57,15 @@ class ImagePlan:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """The tensors to copy, in the order of the placements. `counters`, by the same index: the tensor that one
+    of them is a part of. It counts the changes that are made through it, and the part does not."""
+
+    tensors: list[torch.Tensor]
+    counters: dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class StatePlan:
     images: tuple[ImagePlan, ...]
     placements: tuple[Placement, ...]
@@ -76,8 +85,8 @@ class StatePlan:
     def total_bytes(self) -> int:
         return sum(image.layout.size for image in self.images)
 
-    def select(self, parts: Sequence[Part]) -> list[torch.Tensor] | None:
-        """The tensors to copy, in the order of `placements`; None if the state no longer fits this plan."""
+    def select(self, parts: Sequence[Part]) -> Selected | None:
+        """The tensors to copy; None if the state no longer fits this plan."""
         if len(parts) != len(self.shapes) or any(
             p.flat.shape != shape for p, shape in zip(parts, self.shapes, strict=True)
         ):
@@ -88,6 +97,7 @@ class StatePlan:
             if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != form:
                 return None
             tensors[index] = as_tensor(array, "array")
+        whole = {index: tensors[index] for index in self.sharded}
         for index in self.sharded:
             tensors[index] = local_of(tensors[index])
         # A loop that keeps nothing: 12,000 fresh tuples would wake the garbage collector at every save.
@@ -97,7 +107,8 @@ class StatePlan:
         # Tied at planning and untied since: storing only one of them would lose the other.
         if any(tensors[copy].data_ptr() != tensors[original].data_ptr() for copy, original in self.tied):
             return None
-        return [tensors[i] for i in self.stored]
+        counters = {i: whole[at] for i, at in enumerate(self.stored) if at in whole} if whole else {}
+        return Selected([tensors[i] for i in self.stored], counters)
 
 
 def take_parts(tracked: Iterable[Any]) -> list[Part]:

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 from holdfast.capture.torch_leaves import as_tensor
-from holdfast.capture.torch_plan import Part, StatePlan, part_of
+from holdfast.capture.torch_plan import Part, Selected, StatePlan, part_of
 from holdfast.capture.torch_registry import Tracked
 from holdfast.errors import TornSnapshot
 
 
 @dataclass(frozen=True)
 class Held:
-    """A boundary's state, not yet walked in full. `tensors` are those that are expected, by placement."""
+    """A boundary's state, not yet walked in full: `expected` are the tensors that the walk should find."""
 
-    tensors: list[torch.Tensor]
+    expected: Selected
     # Called once, on any thread, before the next optimizer step: every part, and every tensor to copy.
-    resolve: Callable[[], tuple[list[Part], list[torch.Tensor]]]
+    resolve: Callable[[], tuple[list[Part], Selected]]
 
 
 class Deferral:
@@ -37,8 +37,9 @@ class Deferral:
         tracked: Sequence[Tracked],
         parts: Sequence[Part],
         plan: StatePlan,
-        tensors: Sequence[torch.Tensor],
+        selected: Selected,
     ) -> None:
+        tensors = selected.tensors
         self._plan = plan
         self._tracked = tracked
         placement_of = {position: i for i, position in enumerate(plan.stored)}
@@ -60,11 +61,12 @@ class Deferral:
                 self._prompt.append((index, position))
             position += len(positions)
         self._placement_of = placement_of
-        self.expect(tensors)
+        self._sharded = frozenset(plan.sharded)
+        self.expect(selected)
 
-    def expect(self, tensors: Sequence[torch.Tensor]) -> None:
+    def expect(self, selected: Selected) -> None:
         """These were found by the last walk: the ones whose versions are noted at the next boundary."""
-        self._expected = list(tensors)
+        self._expected = selected
         self._identities = self._identify()
 
     def _identify(self) -> list[Any]:
@@ -78,7 +80,7 @@ class Deferral:
         """Take what cannot wait. None if the state no longer fits the plan: then it must be walked now."""
         if self._identify() != self._identities:
             return None
-        tensors = self._expected.copy()
+        tensors, counters = self._expected.tensors.copy(), self._expected.counters.copy()
         parts: dict[int, Part] = {}
         for index, first in self._prompt:
             part = parts[index] = part_of(self._tracked[index])
@@ -90,6 +92,8 @@ class Deferral:
                     return None
                 if position in self._placement_of:
                     tensors[self._placement_of[position]] = tensor
+                    if position in self._sharded:
+                        counters[self._placement_of[position]] = leaf
         for i, container, key, form in self._eager:
             buffer = container.get(key)
             if buffer is None or not _has_form(buffer, form):
@@ -97,7 +101,7 @@ class Deferral:
             tensors[i] = buffer
         later: dict[int, Any] = {index: self._hold_back(index) for index in self._waiting}
 
-        def resolve() -> tuple[list[Part], list[torch.Tensor]]:
+        def resolve() -> tuple[list[Part], Selected]:
             try:
                 for index, state in later.items():
                     parts[index] = part_of(self._tracked[index], state())
@@ -107,9 +111,12 @@ class Deferral:
                 raise TornSnapshot(f"the state could not be read behind training: {error!r}") from error
             if found is None:
                 raise TornSnapshot("the state changed its form right after the step; the save is taken again")
+            for i, counter in found.counters.items():
+                if counters.get(i) is not counter:
+                    raise TornSnapshot(f"{self._plan.placements[i].label} was wrapped anew after the step")
             return everything, found
 
-        return Held(tensors, resolve)
+        return Held(Selected(tensors, counters), resolve)
 
     def _hold_back(self, index: int) -> Callable[[], Any]:
         hold: Callable[[], Callable[[], Any]] = self._tracked[index].hold  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.capture.torch_module import TrackedModule
 from holdfast.capture.torch_optimizer import TrackedOptimizer
-from holdfast.capture.torch_plan import Part, StatePlan, plan_state, take_parts
+from holdfast.capture.torch_plan import Part, Selected, StatePlan, plan_state, take_parts
 from holdfast.capture.torch_registry import Tracked
 from holdfast.capture.torch_shards import Sharing, replicated_ids
 from holdfast.clock import Clock
@@ -117,16 +117,24 @@ class Snapshots:
         if not blocking and (held := self._hold()) is not None:
             return self._take_behind(held, slot_timeout)
         parts = take_parts(self._tracked)
-        layout, tensors = self._fit(parts, slot_timeout)
-        if layout is None:
+        fitting = self._fit(parts, slot_timeout)
+        if fitting is None:
             return None
+        layout, selected = fitting
         if layout.budget.slots == 0:
-            return Taken(parts, layout.plan, "blocking", None, _streams(layout.plan, tensors))
+            return Taken(parts, layout.plan, "blocking", None, _streams(layout.plan, selected.tensors))
         lease = layout.pool.lease(slot_timeout)
         if lease is None:
             return None
         mode: Mode = "blocking" if blocking else self.choice.next_mode()
-        snapshot = Snapshot(lease, layout.copies, tensors, self._clock, self._settings.wait_limit_seconds)
+        snapshot = Snapshot(
+            lease,
+            layout.copies,
+            selected.tensors,
+            self._clock,
+            self._settings.wait_limit_seconds,
+            counters=selected.counters,
+        )
         try:
             snapshot.begin()
         except BaseException:
@@ -167,17 +175,18 @@ class Snapshots:
             # Counted as failed until it has succeeded: some optimizers replace their state at every step,
             # and are better walked in front of training.
             self._changed_behind += 1
-            taken.parts, tensors = held.resolve()
-            if not _replaced(layout, tensors, held):
+            taken.parts, found = held.resolve()
+            if not _replaced(layout, found, held):
                 self._changed_behind -= 1
-            return tensors
+            return found.tensors
 
         snapshot = taken.snapshot = Snapshot(
             lease,
             layout.copies,
-            held.tensors,
+            held.expected.tensors,
             self._clock,
             self._settings.wait_limit_seconds,
+            counters=held.expected.counters,
             resolve=resolve,
         )
         try:
@@ -188,28 +197,29 @@ class Snapshots:
         self._finish_behind(snapshot)
         return taken
 
-    def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout | None, list[torch.Tensor]]:
+    def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout, Selected] | None:
         """The layout for this state; None if the memory of the one before is still in use."""
         if self._layout is not None:
-            tensors = self._layout.plan.select(parts)
-            if tensors is not None:
+            selected = self._layout.plan.select(parts)
+            if selected is not None:
                 if self._layout.deferral is not None:
-                    self._layout.deferral.expect(tensors)
-                return self._layout, tensors
+                    self._layout.deferral.expect(selected)
+                return self._layout, selected
             # Its memory first: holding both would break the budget.
             if not self._layout.pool.drain(slot_timeout):
-                return None, []
+                return None
             self._layout = None
         plan = plan_state(parts, self._lazy_ids(), self._sharing())
-        tensors = plan.select(parts)
-        if tensors is None:
+        selected = plan.select(parts)
+        if selected is None:
             raise SaveError(
                 "the state changed while it was being planned", hint="is another thread training?"
             )
-        self._layout = self._make_layout(parts, plan, tensors)
-        return self._layout, tensors
+        self._layout = self._make_layout(parts, plan, selected)
+        return self._layout, selected
 
-    def _make_layout(self, parts: Sequence[Part], plan: StatePlan, tensors: list[torch.Tensor]) -> Layout:
+    def _make_layout(self, parts: Sequence[Part], plan: StatePlan, selected: Selected) -> Layout:
+        tensors = selected.tensors
         sizes = sum(image.layout.padded_size for image in plan.images)
         budget = choose_slots(sizes, self._available_bytes(), self._settings.memory_limit_bytes)
         (log.info if budget.slots == 2 else log.warning)("holdfast: staging memory: %s", budget.reason)
@@ -227,7 +237,7 @@ class Snapshots:
         copies = CopyPlan.of(plan.placements, tensors, self._devices, weights)
         deferral = None
         if not copies.by_device and self._changed_behind < _TIMES_TO_BELIEVE_IT:
-            deferral = Deferral(self._tracked, parts, plan, tensors)
+            deferral = Deferral(self._tracked, parts, plan, selected)
         pool = (None if on_device else self._shared(make_slot, plan, sizes)) or SlotPool(
             make_slot, budget.slots
         )
@@ -284,8 +294,8 @@ class Snapshots:
         return fenced
 
 
-def _replaced(layout: Layout, tensors: Sequence[torch.Tensor], held: Held) -> bool:
-    return any(tensors[i] is not held.tensors[i] for i in layout.copies.watched)
+def _replaced(layout: Layout, found: Selected, held: Held) -> bool:
+    return any(found.tensors[i] is not held.expected.tensors[i] for i in layout.copies.watched)
 
 
 def _streams(plan: StatePlan, tensors: Sequence[torch.Tensor]) -> list[StreamedImage]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,9 @@ from holdfast.staging.torch_device import Device, Devices, Pairs, Ticket
 from holdfast.staging.torch_guard import Guard, Note
 
 log = logging.getLogger("holdfast")
+
+# How often a tensor was changed, and the tensor that it is a part of.
+Version = int | tuple[int, int]
 
 # A device-side snapshot must leave this share of the free device memory alone: running out of memory in the
 # next forward pass would end the training that we are here to protect.
@@ -72,7 +75,7 @@ class _Held:
     device: Device
     ticket: Ticket
     positions: Sequence[int]
-    versions: Sequence[int]
+    versions: Sequence[Version]
 
 
 class Snapshot:
@@ -86,9 +89,13 @@ class Snapshot:
         clock: Clock,
         wait_limit: float,
         *,
+        counters: Mapping[int, torch.Tensor] | None = None,
         resolve: Callable[[], Sequence[torch.Tensor]] | None = None,
     ) -> None:
-        """With `resolve`, what is copied later is only expected to be in `tensors`: `finish` looks it up, and
+        """`counters` are tensors that some of `tensors`, by index, are parts of: torch counts a change at the
+        one through which it was made, so both are watched.
+
+        With `resolve`, what is copied later is only expected to be in `tensors`: `finish` looks it up, and
         a tensor that is not the expected one means a torn snapshot."""
         self.lease = lease
         self.stall_seconds = 0.0
@@ -96,10 +103,11 @@ class Snapshot:
         self.error: HoldfastError | None = None
         self._plan = plan
         self._tensors: Sequence[torch.Tensor] = tensors
+        self._counters: Mapping[int, torch.Tensor] = counters or {}
         self._resolve = resolve
         self._clock = clock
         self._wait_limit = wait_limit
-        self._versions: list[int] = []
+        self._versions: list[Version] = []
         self._noted: Sequence[Note | None] = ()
         # Copies that a device has not reported as ended: until then it may write into the slot.
         self._open: list[Ticket] = []
@@ -187,7 +195,7 @@ class Snapshot:
         finally:
             self.copy_seconds = self._clock.monotonic() - started
             with self._fencing:
-                self._tensors, self._held, self._resolve = (), [], None
+                self._tensors, self._counters, self._held, self._resolve = (), {}, [], None
                 self._host_done.set()
                 self._ended.set()
             if self._unwanted:
@@ -217,16 +225,21 @@ class Snapshot:
                 hint="end the step after such a change, or use copy='blocking'; the save is taken again",
             )
 
-    def _versions_of(self, positions: Sequence[int]) -> list[int]:
+    def _versions_of(self, positions: Sequence[int]) -> list[Version]:
         tensors = self._tensors
-        try:
-            return [tensors[i]._version for i in positions]
-        except RuntimeError:
-            return [_version(tensors[i]) for i in positions]
+        if not self._counters:
+            with contextlib.suppress(RuntimeError):
+                return [tensors[i]._version for i in positions]
+        return [self._version_at(i) for i in positions]
 
-    def _require_untouched(self, positions: Sequence[int], versions: Sequence[int]) -> None:
+    def _version_at(self, i: int) -> Version:
+        counter = self._counters.get(i)
+        own = _version(self._tensors[i])
+        return own if counter is None else (own, _version(counter))
+
+    def _require_untouched(self, positions: Sequence[int], versions: Sequence[Version]) -> None:
         for i, before in zip(positions, versions, strict=True):
-            if _version(self._tensors[i]) != before:
+            if self._version_at(i) != before:
                 raise TornSnapshot(
                     f"{self._plan.places[i].label} changed while it was being copied",
                     hint="something other than a tracked optimizer changes it; the save is taken again",
