@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import torch
@@ -61,10 +62,19 @@ class TrackedModule:
         """Take it later, before the next optimizer step: its structure does not change meanwhile."""
         return self.take
 
-    def identity(self) -> tuple[int, ...]:
-        """Changes when the parameters are replaced, as by `load_state_dict(assign=True)`."""
-        first = next(self.module.parameters(), None)
-        return (id(first),)
+    def watch(self) -> Callable[[], bool]:
+        """Asked at a boundary: are its modules still those of now, and its first parameter, which stands for
+        all that `load_state_dict(assign=True)` replaces? One parameter or buffer that is replaced alone is
+        found behind training, where everything is walked."""
+        parts = list(self.module.modules())
+        first: dict[str, Any] = next((part._parameters for part in parts if part._parameters), {})
+        everything: list[dict[str, Any]] = [first, *(part._modules for part in parts)]
+        tables = [(table, list(table.values())) for table in everything if table]
+
+        def is_same() -> bool:
+            return all(len(table) == len(was) and all(map(is_, table.values(), was)) for table, was in tables)
+
+        return is_same
 
     def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]] | None:
         """Where each tensor hangs, by its id, so that it can be fetched without a walk.

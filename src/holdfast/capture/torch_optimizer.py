@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ class TrackedOptimizer:
     def __init__(self, key: str, optimizer: torch.optim.Optimizer) -> None:
         self.key = key
         self.optimizer = optimizer
-        self.names: Mapping[int, str] = {}
-        self._names_of: tuple[list[int], list[dict[str, tuple[()]]]] | None = None
+        # The names of the tracked models' parameters by id, looked up anew when there are other parameters.
+        self.names: Callable[[], Mapping[int, str]] = dict
+        self._names_of: tuple[list[torch.Tensor], list[dict[str, tuple[()]]]] | None = None
 
     def take(self) -> dict[str, Any]:
         return self._described(self.optimizer.state_dict())
@@ -51,10 +53,23 @@ class TrackedOptimizer:
         kind = type(self.optimizer)
         return f"{kind.__module__}.{kind.__qualname__}"
 
-    def identity(self) -> tuple[int, ...]:
-        """Changes when the state is replaced as a whole, as by `load_state_dict`."""
-        state = self.optimizer.state
-        return id(state), len(state), *(id(v) for v in next(iter(state.values()), {}).values())
+    def watch(self) -> Callable[[], bool]:
+        """Asked at a boundary: is the state the one of now? Not if it was replaced as a whole, as by
+        `load_state_dict`, or if a group of parameters was added."""
+        state, sizes = self.optimizer.state, self._sizes()
+        count, first = len(state), list(next(iter(state.values()), {}).values())
+
+        def is_same() -> bool:
+            now = self.optimizer.state
+            if now is not state or len(now) != count or self._sizes() != sizes:
+                return False
+            present: list[Any] = list(next(iter(now.values()), {}).values())
+            return len(present) == len(first) and all(map(is_, present, first))
+
+        return is_same
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]] | None:
         """Where hyper-parameters that are tensors hang; None where `state_dict` is more than torch's own."""
@@ -80,18 +95,26 @@ class TrackedOptimizer:
 
     def _group_names(self) -> list[dict[str, tuple[()]]]:
         # As keys, not as values: keys are part of the skeleton, which is written once and not at every save.
-        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        if self._names_of is None or self._names_of[0] != sizes:
-            names = [
-                {f"{self._name(p)}#{i}": () for i, p in enumerate(group["params"])}
-                for group in self.optimizer.param_groups
+        groups = self.optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        known = self._names_of
+        if (
+            known is None
+            or len(known[0]) != len(parameters)
+            or list(map(len, known[1])) != self._sizes()
+            or not all(map(is_, known[0], parameters))
+        ):
+            names = self.names()
+            # A parameter of a model that is not tracked is known by its shape alone.
+            described = [
+                {
+                    f"{names.get(id(p), f'{_UNNAMED}{list(p.shape)}')}#{i}": ()
+                    for i, p in enumerate(g["params"])
+                }
+                for g in groups
             ]
-            self._names_of = (sizes, names)
-        return self._names_of[1]
-
-    def _name(self, parameter: torch.Tensor) -> str:
-        # A parameter of a model that is not tracked is known by its shape alone.
-        return self.names.get(id(parameter), f"{_UNNAMED}{list(parameter.shape)}")
+            known = self._names_of = (parameters, described)
+        return known[1]
 
     def check(self, state: Any) -> None:
         """State is keyed by position: the same parameters in another order would load swapped, silently."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,15 @@ class StatePlan:
     sharded: tuple[int, ...] = ()
     # Stands for how the tensors that all ranks hold alike were divided: equal on all of them, or no commit.
     shared: str = ""
+
+    def deferring(self, selected: Selected, lazy_ids: Container[int]) -> StatePlan:
+        """This plan, with what may be copied later worked out again: a parameter that was replaced is not the
+        one that the fence protects. The same plan where nothing is different."""
+        lazy = [id(selected.counters.get(i, tensor)) in lazy_ids for i, tensor in enumerate(selected.tensors)]
+        if all(place.lazy is now for place, now in zip(self.placements, lazy, strict=True)):
+            return self
+        places = (replace(place, lazy=now) for place, now in zip(self.placements, lazy, strict=True))
+        return replace(self, placements=tuple(places))
 
     @property
     def total_bytes(self) -> int:

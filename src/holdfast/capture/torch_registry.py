@@ -55,7 +55,10 @@ def track(objects: Mapping[str, Any], *, save_frozen: bool = True) -> list[Track
                 hint="wrap it in an object that has both, or put plain values into run.extras",
             )
         others.append(TrackedObject(key, obj))
-    names = {ident: name for module in modules for ident, name in module.parameter_names().items()}
+
+    def names() -> dict[int, str]:
+        return {ident: name for module in modules for ident, name in module.parameter_names().items()}
+
     for optimizer in optimizers:
         optimizer.names = names
     return [*modules, *optimizers, *others]

@@ -36,9 +36,9 @@ class TrackedRandomness:
             "accelerator": accelerator,
         }
 
-    def identity(self) -> tuple[int, ...]:
+    def watch(self) -> Callable[[], bool]:
         """Random streams are never replaced, only drawn from."""
-        return ()
+        return lambda: True
 
     def places_of_tensors(self) -> dict[int, tuple[dict[str, Any], str]]:
         """There are none: what is kept are bytes."""

@@ -67,10 +67,12 @@ class Deferral:
     def expect(self, selected: Selected) -> None:
         """These were found by the last walk: the ones whose versions are noted at the next boundary."""
         self._expected = selected
-        self._identities = self._identify()
+        watching: list[Callable[[], bool]] = [self._tracked[index].watch() for index in self._waiting]  # type: ignore[attr-defined]
+        self._watching = watching
 
-    def _identify(self) -> list[Any]:
-        return [self._tracked[index].identity() for index in self._waiting]  # type: ignore[attr-defined]
+    def is_same(self) -> bool:
+        """Whether the objects that are walked behind training still consist of the same ones."""
+        return all(watch() for watch in self._watching)
 
     @property
     def is_worthwhile(self) -> bool:
@@ -78,7 +80,7 @@ class Deferral:
 
     def hold(self) -> Held | None:
         """Take what cannot wait. None if the state no longer fits the plan: then it must be walked now."""
-        if self._identify() != self._identities:
+        if not self.is_same():
             return None
         tensors, counters = self._expected.tensors.copy(), self._expected.counters.copy()
         parts: dict[int, Part] = {}
@@ -90,10 +92,14 @@ class Deferral:
                 tensor = as_tensor(leaf, part.key)
                 if not _has_form(tensor, self._plan.forms[position]):
                     return None
-                if position in self._placement_of:
-                    tensors[self._placement_of[position]] = tensor
-                    if position in self._sharded:
-                        counters[self._placement_of[position]] = leaf
+                i = self._placement_of.get(position)
+                if i is None:
+                    continue
+                if self._plan.placements[i].lazy and tensor is not tensors[i]:
+                    return None  # Replaced: is it still one that only a fenced step changes?
+                tensors[i] = tensor
+                if position in self._sharded:
+                    counters[i] = leaf
         for i, container, key, form in self._eager:
             buffer = container.get(key)
             if buffer is None or not _has_form(buffer, form):

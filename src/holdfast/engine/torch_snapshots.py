@@ -202,8 +202,7 @@ class Snapshots:
         if self._layout is not None:
             selected = self._layout.plan.select(parts)
             if selected is not None:
-                if self._layout.deferral is not None:
-                    self._layout.deferral.expect(selected)
+                self._layout = self._follow(self._layout, parts, selected)
                 return self._layout, selected
             # Its memory first: holding both would break the budget.
             if not self._layout.pool.drain(slot_timeout):
@@ -217,6 +216,31 @@ class Snapshots:
             )
         self._layout = self._make_layout(parts, plan, selected)
         return self._layout, selected
+
+    def _follow(self, layout: Layout, parts: Sequence[Part], selected: Selected) -> Layout:
+        """The same images in the same memory, of tensors that may be others than before: what is copied when,
+        and where it is found at the next boundary, follows them."""
+        plan = layout.plan.deferring(selected, self._lazy_ids())
+        deferral = layout.deferral
+        if plan is layout.plan and (deferral is None or deferral.is_same()):
+            if deferral is not None:
+                deferral.expect(selected)
+            return layout
+        copies = self._copies(plan, selected)
+        return replace(layout, plan=plan, copies=copies, deferral=self._defer(parts, plan, copies, selected))
+
+    def _copies(self, plan: StatePlan, selected: Selected) -> CopyPlan:
+        # Only weights are changed behind our back (averaged ones swapped in, clipped through `.data`).
+        weights = {i for i, p in enumerate(plan.placements) if plan.images[p.image].role == "weights"}
+        return CopyPlan.of(plan.placements, selected.tensors, self._devices, weights)
+
+    def _defer(
+        self, parts: Sequence[Part], plan: StatePlan, copies: CopyPlan, selected: Selected
+    ) -> Deferral | None:
+        if copies.by_device or self._changed_behind >= _TIMES_TO_BELIEVE_IT:
+            return None
+        deferral = Deferral(self._tracked, parts, plan, selected)
+        return deferral if deferral.is_worthwhile else None
 
     def _make_layout(self, parts: Sequence[Part], plan: StatePlan, selected: Selected) -> Layout:
         tensors = selected.tensors
@@ -232,16 +256,11 @@ class Snapshots:
                 allocate or (lambda nbytes: self._devices.host_memory(on_device, nbytes)),
             )
 
-        # Only weights are changed behind our back (averaged ones swapped in, clipped through `.data`).
-        weights = {i for i, p in enumerate(plan.placements) if plan.images[p.image].role == "weights"}
-        copies = CopyPlan.of(plan.placements, tensors, self._devices, weights)
-        deferral = None
-        if not copies.by_device and self._changed_behind < _TIMES_TO_BELIEVE_IT:
-            deferral = Deferral(self._tracked, parts, plan, selected)
+        copies = self._copies(plan, selected)
         pool = (None if on_device else self._shared(make_slot, plan, sizes)) or SlotPool(
             make_slot, budget.slots
         )
-        return Layout(plan, copies, budget, pool, deferral if deferral and deferral.is_worthwhile else None)
+        return Layout(plan, copies, budget, pool, self._defer(parts, plan, copies, selected))
 
     def _shared(
         self, make_slot: Callable[[Callable[[int], HostMemory]], Slot], plan: StatePlan, sizes: int
