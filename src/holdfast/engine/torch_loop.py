@@ -60,10 +60,11 @@ class Loop:
         if feed.trained_on:
             self._back_to(is_inside=feed.takes_up(session.state.epoch))
         for batch in feed.batches(session.state.epoch):
-            session.boundary.stepped = False
-            # A loader that training steps on; one that is only looked at (validation) opens no step.
-            session.boundary.in_batch = session.boundary.in_batch or feed.trained_on
+            session.boundary.batch_begins(is_trained_on=feed.trained_on)
+            before = session.state.step
             yield batch
+            if session.state.step == before:
+                session.boundary.batch_ended()
             if session.boundary.stepped:
                 session.end_step(None, {})
             if not feed.trained_on:

@@ -25,7 +25,8 @@ log = logging.getLogger("holdfast")
 
 
 class Saves:
-    """`take_all_at_once` makes the next snapshot a blocking one, as after a torn one."""
+    """`take_all_at_once` makes the next snapshot a blocking one, as after a torn one; `is_unfenced` makes all
+    of them so, where nothing holds updates back."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Saves:
     ) -> None:
         self.saver = saver
         self.take_all_at_once = False
+        self.is_unfenced = False
         self._snapshots = snapshots
         self._state = state
         self._policy = policy
@@ -90,7 +92,9 @@ class Saves:
             metrics=self._reported.numbers(state.step), tags=tags, notes=notes, keep=keep,
         )  # fmt: skip
         limit = self._settings.wait_limit_seconds if forced or not self._alone else 0.0
-        handle = self.saver.start(request, blocking=self.take_all_at_once, slot_timeout=limit)
+        handle = self.saver.start(
+            request, blocking=self.take_all_at_once or self.is_unfenced, slot_timeout=limit
+        )
         if handle is not None:
             self.take_all_at_once = False
             self._saved_at = (state.step, state.epoch)

@@ -10,7 +10,6 @@ import os
 from typing import Any
 
 from holdfast.capture.environment import describe_environment
-from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.retain import Retention
 from holdfast.checkpoints.write import Committed
@@ -35,6 +34,9 @@ from holdfast.engine.torch_resume import resume
 from holdfast.engine.torch_saver import Saver
 from holdfast.engine.torch_saving import Saves
 from holdfast.engine.torch_snapshots import Snapshots
+from holdfast.engine.torch_steppers import Steppers
+from holdfast.engine.torch_unheard import Unheard
+from holdfast.engine.torch_weight_watch import WeightWatch
 from holdfast.engine.writers import writer_for
 from holdfast.errors import HoldfastError
 from holdfast.events import (
@@ -102,7 +104,6 @@ class Session:
         if taken_up is not None:
             self.resumed, parent = taken_up
             self._housekeeping.ledger.resumed_from = self.resumed.name
-        optimizers = [t.optimizer for t in tracked if isinstance(t, TrackedOptimizer)]
         self._persister = Worker("holdfast-persist", idle=self._telemetry.flush, polite=True)
         self._copier = Worker("holdfast-copy")
         ranks = None if together is None else (together.team.rank, together.team.world)
@@ -133,10 +134,12 @@ class Session:
             HaltWatch(store.where, self._persister, stopping) if leads else None,
             state, self._reported, policy, clock, self._emit,
         )  # fmt: skip
-        self.boundary = Boundary(optimizers)
+        self._steppers = Steppers(tracked)
+        self.boundary = Boundary(self._steppers, WeightWatch(self._steppers.weights))
+        self._unheard = Unheard(self.boundary, self._steppers, clock, self._emit)
         self._unclean_since: float | None = None
         self._last_boundary = clock.monotonic()
-        self._fence = Fence(optimizers, self.snapshots.hold_updates, self.boundary.optimizer_stepped)
+        self._fence = Fence(self._steppers, self.snapshots.hold_updates, self._optimizer_stepped)
         self.stopping.open()
         self._life.begin(self.resumed.name if self.resumed else None)
         self._emit(
@@ -182,7 +185,8 @@ class Session:
         holdfast ends the process.
         """
         reason = self.stopping.reason
-        if reason is None or not self.boundary.is_here:
+        is_here = self.boundary.is_here
+        if reason is None or not (is_here or self.boundary.is_overdue):
             return False
         if self.together is not None and not self.stopping.is_agreed:
             # At the boundary that all ranks agree on, or they would wait for each other for ever.
@@ -190,7 +194,7 @@ class Session:
             if not self.together.stop_unheard(self._clock.monotonic()):
                 return False
             self.stopping.agreed(reason, self.stopping.exit_code)
-        if not self.saves.is_saved:
+        if is_here and not self.saves.is_saved:
             # Now and not only at the end: the code behind the loop may not get the time to run.
             self.saves.start(f"stopping: {reason}", self._clock.monotonic(), forced=True)
         if self.stopping.on_stop == "exit":
@@ -203,6 +207,7 @@ class Session:
         self.meter.boundary(now)
         self.saves.settle(may_raise=True)
         self.boundary.passed()
+        self.saves.is_unfenced = self.boundary.unfenced_steps > 0
         self._reported.note(state.step, loss, metrics)
         decision = self._decide(now)
         if self.boundary.is_clean:
@@ -215,7 +220,16 @@ class Session:
             self._go_along(self.together, decision, now)
         self._life.boundary(now, self._last_boundary)
         self._last_boundary = now
+        self._unheard.look()
         self.must_stop()
+
+    def _optimizer_stepped(self) -> None:
+        self.boundary.optimizer_stepped()
+        if self.boundary.is_overdue:
+            # A loop that never says where its steps end.
+            self._unheard.look()
+            if self.stopping.reason is not None and self.stopping.on_stop == "exit":
+                raise Stopped(self.stopping.exit_code)
 
     def _decide(self, now: float) -> Decision:
         if self.together is not None and not self.together.leads:
@@ -230,8 +244,8 @@ class Session:
             together.propose(decision, step)
         if (reason := self.stopping.reason) is not None:
             together.ask_to_stop(reason, self.stopping.exit_code)
-        due = together.due(step, is_clean=self.boundary.is_clean)
-        if due is None:
+        due = together.due(step, is_clean=self.boundary.is_clean or self.boundary.is_overdue)
+        if due is None or not (self.boundary.is_clean or due.kind == "stop"):
             return
         if due.kind == "stop":
             self.stopping.agreed(due.reason, int(due.detail.get("exit_code", exit_codes.PLEASE_RUN_AGAIN)))
