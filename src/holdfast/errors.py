@@ -10,6 +10,7 @@ HoldfastError
 ├── RestoreError            a checkpoint could not be loaded
 │   ├── NoValidCheckpoint   the store holds checkpoints, and none of them is whole
 │   ├── CorruptCheckpoint   bytes differ from what was committed
+│   ├── NewerFormat         a newer holdfast wrote it; stepping back behind it would lose work
 │   └── IncompatibleState   the checkpoint is whole but does not fit these objects
 ├── StoreError              the world: disk, network, permissions
 │   ├── StoreNotFound       nothing there
@@ -59,6 +60,9 @@ class NoValidCheckpoint(RestoreError): ...
 
 
 class CorruptCheckpoint(RestoreError): ...
+
+
+class NewerFormat(RestoreError): ...
 
 
 class IncompatibleState(RestoreError): ...

@@ -181,7 +181,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "files that are no list": {"files": {"x.bin": 1}},
     "a file that is no object": {"files": ["x.bin"]},
     "an unknown field": {"hook": "os.system"},
-    "another format": {"format": 2},
+    "another format": {"format": 0},
     "a format that is true": {"format": True},
     "a parent elsewhere": {"parent": {"name": "../x", "sha256": "0" * 64}},
     "a parent without a seal": {"parent": {"name": "e00000001-s000000000001-00000001"}},

@@ -23,9 +23,15 @@ def kept(manifests: list[Manifest], retention: Retention) -> list[int]:
 
 
 def test_the_latest_are_the_latest_by_history_not_by_step() -> None:
-    history = [manifest(900), manifest(901), manifest(10, epoch=2), manifest(20, epoch=2)]
-    assert kept(history, Retention(latest=2)) == [10, 20]
-    assert kept(history, Retention(latest=3)) == [10, 20, 901]
+    history = [manifest(900), manifest(901), manifest(10, epoch=2), manifest(901, epoch=2)]
+    assert kept(history, Retention(latest=2)) == [10, 901]
+    assert kept(history, Retention(latest=3)) == [10, 901, 901]
+
+
+def test_what_is_further_in_training_than_the_newest_stays() -> None:
+    history = [manifest(800), manifest(900), manifest(10, epoch=2), manifest(20, epoch=2)]
+    assert kept(history, Retention(latest=2)) == [10, 20, 800, 900]
+    assert kept([*history, manifest(850, epoch=2)], Retention(latest=2)) == [20, 850, 900]
 
 
 def test_one_of_each_stretch_stays() -> None:

@@ -11,12 +11,16 @@ from holdfast.checkpoints.read import newest_valid, read_files
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import CorruptCheckpoint, InternalError, NoValidCheckpoint, StoreError, StoreUnavailable
+from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.patience import Patience
 from holdfast.tiers.ladder import Fallback, Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
+from holdfast.tiers.named_tier import HoldersAway
 
 Make = Callable[[str], DirectoryStore]
 SIZES = (2 * CHUNK + 5000, 300)
+AT_ONCE, QUICK = Patience(attempts=1), Patience(attempts=6, first_pause=0.001)
 
 
 class Tiers:
@@ -163,13 +167,55 @@ def test_a_node_that_is_down_is_passed_over_and_a_lasting_store_is_not(tiers: Ti
     away = Away(tiers.far)
     away.properties = tiers.memory.properties
     said: list[Fallback] = []
-    ladder = Ladder([NamedTier("peer", away), NamedTier("near", tiers.near)], tell=said.append)  # type: ignore[arg-type]
+    peer = NamedTier("peer", away, elsewhere=True)  # type: ignore[arg-type]
+    ladder = Ladder([peer, NamedTier("near", tiers.near)], tell=said.append)
     loaded = newest_valid(ladder)
     assert loaded is not None
     assert {one.tier for one in said} == {"peer"}
     away.properties = tiers.far.properties
     with pytest.raises(StoreError, match="does not answer"):
-        newest_valid(ladder)
+        newest_valid(ladder, patience=AT_ONCE)
+
+
+class Stumbling:
+    """A store whose calls of one kind fail, `times` times."""
+
+    def __init__(self, store: Store, verb: str, times: int, error: StoreError | CorruptCheckpoint) -> None:
+        self._store, self._verb, self.left, self._error = store, verb, times, error
+
+    def __getattr__(self, verb: str) -> object:
+        if verb == self._verb and self.left > 0:
+            self.left -= 1
+            raise self._error
+        return getattr(self._store, verb)
+
+
+@pytest.mark.parametrize("verb", ["names", "manifest", "open"])
+def test_a_copy_that_cannot_be_read_for_now_is_not_a_copy_that_is_lost(
+    memory: MemoryTier, make_directory: Make, verb: str
+) -> None:
+    home = make_directory("home")
+    save(home, 3, SIZES)
+    newest = save(memory, 7, SIZES)
+    near = Stumbling(memory, verb, 10**6, StoreUnavailable("too many open files"))
+    ladder = Ladder([NamedTier("memory", near, partial=True), NamedTier("home", home)])  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailable, match="too many open files"):
+        newest_valid(ladder, patience=AT_ONCE)
+    near.left = 2
+    loaded = newest_valid(ladder, patience=QUICK)
+    assert loaded is not None
+    assert loaded.found.name == newest.name
+
+
+def test_what_only_a_node_that_is_away_had_is_told_apart_from_what_is_damaged(
+    memory: MemoryTier, make_directory: Make
+) -> None:
+    save(memory, 7, SIZES)
+    away = Stumbling(memory, "open", 10**6, StoreUnavailable("no answer"))
+    ladder = Ladder([NamedTier("peer", away, partial=True, elsewhere=True)])  # type: ignore[arg-type]
+    [found] = committed(ladder)
+    with pytest.raises(HoldersAway, match="no answer"):
+        read_files(ladder, found)
 
 
 def test_small_pieces_are_checked_too(tiers: Tiers) -> None:

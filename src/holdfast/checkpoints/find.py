@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.errors import CorruptCheckpoint, StoreError
+from holdfast.checkpoints.proof import is_doubtful
+from holdfast.errors import CorruptCheckpoint, HoldfastError, NewerFormat, StoreError
 from holdfast.format.manifest import Manifest, Parent, parse_manifest
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.format.sealed import seal_of
@@ -13,12 +14,15 @@ from holdfast.stores.base import Store
 
 @dataclass(frozen=True)
 class Found:
-    """A place that claims to be a checkpoint. Exactly one of `manifest` and `problem` is set."""
+    """A place that claims to be a checkpoint. Exactly one of `manifest` and `problem` is set.
+
+    `error` is what reading the manifest ended with: not every one proves that it is damaged."""
 
     name: CheckpointName
     manifest: Manifest | None
     sha256: str | None = None
     problem: str | None = None
+    error: HoldfastError | None = None
 
     @property
     def step(self) -> int:
@@ -40,8 +44,13 @@ def look(store: Store, name: CheckpointName) -> Found:
     try:
         data = store.manifest(str(name))
         manifest = parse_manifest(data)
-    except (CorruptCheckpoint, StoreError) as error:
-        return Found(name, None, problem=error.message)
+    except (CorruptCheckpoint, StoreError, NewerFormat) as error:
+        return Found(name, None, problem=error.message, error=error)
     if manifest.name != name:
         return Found(name, None, problem=f"its manifest belongs to {manifest.name}")
     return Found(name, manifest, seal_of(data))
+
+
+def look_again(store: Store, found: Found) -> Found:
+    """The same, or where its manifest could not be read and may be whole: a new look."""
+    return look(store, found.name) if is_doubtful(found.error) else found

@@ -11,12 +11,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.checkpoints.find import Found, committed
-from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, RestoreError, StoreError
+from holdfast.checkpoints.find import Found, committed, look_again
+from holdfast.checkpoints.proof import PROVEN, READING, in_doubt, is_doubtful, persist
+from holdfast.errors import CorruptCheckpoint, NewerFormat, NoValidCheckpoint, RestoreError, StoreError
 from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.image import ImageLayout, header_length, parse_image
 from holdfast.format.manifest import FileRecord, Manifest
 from holdfast.stores.base import PAGE, Store, StoredFile
+from holdfast.stores.patience import Patience
 from holdfast.stores.side_by_side import side_by_side
 
 Allocate = Callable[[int], memoryview]
@@ -75,38 +77,58 @@ def newest_valid(
     *,
     wanted: Collection[str] | None = None,
     reject: Callable[[Found, str], None] | None = None,
+    patience: Patience = READING,
 ) -> Loaded | None:
     """The newest checkpoint that is whole, read and verified; None if the store holds none at all.
 
-    `reject(found, why)` hears of every one passed over. NoValidCheckpoint if all were.
+    `reject(found, why)` hears of every one passed over. NoValidCheckpoint if all were. One that cannot be
+    read, and may be whole, is not passed over: StoreUnavailable, after `patience`.
     """
     return newest_loadable(
-        store, lambda found: Loaded(found, read_files(store, found, wanted, allocate)), reject=reject
+        store,
+        lambda found: Loaded(found, read_files(store, found, wanted, allocate)),
+        reject=reject,
+        patience=patience,
     )
 
 
 def newest_loadable(
-    store: Store, load: Callable[[Found], T], *, reject: Callable[[Found, str], None] | None = None
+    store: Store,
+    load: Callable[[Found], T],
+    *,
+    reject: Callable[[Found, str], None] | None = None,
+    patience: Patience = READING,
 ) -> T | None:
     """What `load` makes of the newest checkpoint that it finds whole; the rest as for `newest_valid`."""
     reasons: list[str] = []
     for _ in range(_RELISTINGS):
-        candidates = committed(store)
+        candidates = persist(lambda: committed(store), patience)
         # A listing that has become empty does not make a fresh start of what was damaged a moment ago.
         reasons = [] if candidates else reasons
         for found in candidates:
             try:
-                return load(found)
-            except (CorruptCheckpoint, StoreError) as error:
+                return load_surely(store, found, load, patience)
+            except PROVEN as error:
                 reasons.append(f"{found.name}: {error.message}")
                 if reject is not None:
                     reject(found, error.message)
         # A pruner may have replaced all we had listed; then there is something new to look at.
-        if {str(found.name) for found in candidates} == set(store.names()):
+        if {str(found.name) for found in candidates} == set(persist(store.names, patience)):
             break
     if not reasons:
         return None
     raise none_is_whole(store, reasons)
+
+
+def load_surely(store: Store, found: Found, load: Callable[[Found], T], patience: Patience = READING) -> T:
+    """What `load` makes of one checkpoint, or the proof that it is no good (see checkpoints/proof.py). Any
+    other failure has been tried again and stops whoever asks."""
+    try:
+        return persist(lambda: load(look_again(store, found)), patience)
+    except PROVEN:
+        raise
+    except StoreError as error:
+        raise in_doubt(found.name, store.where, error) from error
 
 
 def none_is_whole(store: Store, reasons: list[str]) -> NoValidCheckpoint:
@@ -118,6 +140,8 @@ def none_is_whole(store: Store, reasons: list[str]) -> NoValidCheckpoint:
 
 def require_manifest(found: Found) -> Manifest:
     if found.manifest is None:
+        if found.error is not None and (is_doubtful(found.error) or isinstance(found.error, NewerFormat)):
+            raise found.error
         raise CorruptCheckpoint(f"checkpoint {found.name} is unreadable: {found.problem}")
     return found.manifest
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import allocate_pages, damaged_text, open_checked, require_manifest
-from holdfast.errors import CorruptCheckpoint, StoreError
+from holdfast.errors import CorruptCheckpoint, NewerFormat, StoreError
 from holdfast.format.checksum import RunningDigest, chunk_span
 from holdfast.format.image import ImageLayout, header_length, parse_image
 from holdfast.format.manifest import FileRecord
@@ -54,7 +54,7 @@ def verify(
     """
     try:
         manifest = require_manifest(found)
-    except CorruptCheckpoint as error:
+    except (CorruptCheckpoint, StoreError, NewerFormat) as error:
         return Verdict(found.name, deep, 0, (error.message,))
     tally = _Tally(manifest.total_bytes, progress)
     problems: list[str] = []

@@ -88,7 +88,8 @@ class NodeTiers:
         location, tiers = self._tier.location, list[NamedTier]()
         for node, store in self.nodes.stores.items():
             is_mine = node == self.nodes.me
-            tiers.append(NamedTier(location if is_mine else f"{location} of {node}", store, partial=True))
+            called = location if is_mine else f"{location} of {node}"
+            tiers.append(NamedTier(called, store, partial=True, elsewhere=not is_mine))
         mine = {store.where: store for store in (self._home, *self._copies.stores.values())}
         for far in lasting_tiers(self._home.where, self._home.uuid):
             tiers.append(NamedTier(far.name, mine.get(far.store.where, far.store)))
@@ -137,8 +138,11 @@ class NodeTiers:
             self._follow(name, told)
 
     def _near(self) -> Ladder:
-        stores = self.nodes.stores.items()
-        return Ladder([NamedTier(node, store, partial=True) for node, store in stores], tell=say_fallback)
+        tiers = [
+            NamedTier(node, store, partial=True, elsewhere=node != self.nodes.me)
+            for node, store in self.nodes.stores.items()
+        ]
+        return Ladder(tiers, tell=say_fallback)
 
     def _take_up(self, name: str) -> dict[str, Any]:
         return {"protect": self._rhythm.wants_next, "copies": self._copies.lacking(name)}

@@ -12,7 +12,7 @@ from holdfast.capture.torch_live import has_shards
 from holdfast.capture.torch_registry import Tracked, check_all, restore_all
 from holdfast.capture.torch_rng import begin_own_streams
 from holdfast.checkpoints.find import Found, committed
-from holdfast.checkpoints.read import Loaded, newest_loadable, read_files, require_manifest
+from holdfast.checkpoints.read import Loaded, load_surely, newest_loadable, read_files, require_manifest
 from holdfast.clock import Clock
 from holdfast.engine.load_together import Mending, load_together
 from holdfast.engine.torch_sharded_load import Sharded, load_sharded
@@ -118,7 +118,7 @@ def restore_newest(
             store, team, limit, lambda f: _prepared(store, f, tracked, team), reject, mending
         )
     elif chosen is not None:
-        loaded = load(chosen)
+        loaded = load_surely(store, chosen, load)
     else:
         loaded = newest_loadable(store, load, reject=reject)
     if loaded is None:

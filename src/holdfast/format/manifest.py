@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.errors import CorruptCheckpoint, SaveError
+from holdfast.errors import CorruptCheckpoint, NewerFormat, SaveError
 from holdfast.format import sealed
 from holdfast.format.checksum import ALGORITHM, DIGEST_HEX_LENGTH, chunk_count
 from holdfast.format.names import (
@@ -111,9 +111,9 @@ def parse_manifest(data: bytes) -> Manifest:
     """Read a sealed manifest back; CorruptCheckpoint says which field is wrong."""
     record = sealed.unseal(data)
     if record.get("format") != FORMAT or type(record.get("format")) is not int:
+        refuse_newer(record.get("format"), FORMAT, "manifest")
         raise CorruptCheckpoint(
-            f"manifest has format {str(record.get('format'))[:20]!r}, this version reads {FORMAT}",
-            hint="a newer holdfast may have written it",
+            f"manifest has format {str(record.get('format'))[:20]!r}, this version reads {FORMAT}"
         )
     expected = {f.name for f in fields(Manifest)}
     if set(record) != expected:
@@ -140,6 +140,15 @@ def parse_manifest(data: bytes) -> Manifest:
             "tags": tuple(record["tags"]),
         }
     )
+
+
+def refuse_newer(said: object, known: int, what: str) -> None:
+    """Not damage: whoever stepped back to an older checkpoint for it would lose what came after."""
+    if type(said) is int and said > known:
+        raise NewerFormat(
+            f"a newer holdfast wrote this checkpoint: its {what} has format {said}, this one reads {known}",
+            hint="install the holdfast that wrote it, or a later one",
+        )
 
 
 def utc_text(wall_seconds: float) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.errors import CorruptCheckpoint
 from holdfast.format import sealed
 from holdfast.format.image import MAX_HEADER_BYTES, ImageLayout, parse_image
+from holdfast.format.manifest import refuse_newer
 from holdfast.format.names import is_file_name, of_rank
 
 FORMAT = 1
@@ -65,6 +66,7 @@ class RankRecord:
 
 def parse_rank_record(data: bytes) -> RankRecord:
     record = sealed.unseal(data)
+    refuse_newer(record.get("format"), FORMAT, "record of a rank")
     try:
         if record["format"] != FORMAT or set(record) != {"format", "rank", "world", "values", "headers"}:
             raise ValueError("unknown fields or format")

@@ -17,8 +17,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from holdfast.capture.torch_leaves import TORCH_LEAVES, leaf_from_bytes
-from holdfast.checkpoints.find import Found, committed
-from holdfast.checkpoints.read import require_manifest
+from holdfast.checkpoints.find import Found, committed, look_again
+from holdfast.checkpoints.proof import PROVEN
+from holdfast.checkpoints.read import load_surely, require_manifest
 from holdfast.errors import (
     CorruptCheckpoint,
     IncompatibleState,
@@ -134,15 +135,17 @@ class HoldfastReader(StorageReader):
                 f"no checkpoint of step {self.step} in {self.path}", hint=f"the newest are those of {steps}"
             )
         for one in wanted:
-            if one.manifest is None:
+            try:
+                manifest = load_surely(self._store, one, require_manifest)
+            except PROVEN:
                 log.warning("holdfast: %s is unreadable and passed over: %s", one.name, one.problem)
-            elif KEY not in one.manifest.values:
+                continue
+            if KEY not in manifest.values:
                 raise IncompatibleState(
                     f"checkpoint {one.name} in {self.path} was not saved through DCP",
                     hint="restore it with holdfast.Run or holdfast.restore",
                 )
-            else:
-                return one
+            return look_again(self._store, one)
         raise NoValidCheckpoint(
             f"{self.path} holds {len(wanted)} such checkpoints and none is readable: {wanted[0].problem}",
             hint="restore them from another copy",

@@ -314,7 +314,8 @@ class DirectoryStore:
                 # the tombstone.
                 raise
             except (CorruptCheckpoint, OSError) as first:
-                with contextlib.suppress(CorruptCheckpoint, OSError):
+                # Any other error of the second copy proves nothing: it may be whole.
+                with contextlib.suppress(CorruptCheckpoint, FileNotFoundError):
                     return self._read_sealed(place, SECOND)
                 if isinstance(first, OSError):
                     raise

@@ -243,7 +243,8 @@ class ObjectStore:
         try:
             return self._read_sealed(name, MANIFEST)
         except CorruptCheckpoint as first:
-            with contextlib.suppress(CorruptCheckpoint, StoreError):
+            # Any other error of the second copy proves nothing: it may be whole.
+            with contextlib.suppress(CorruptCheckpoint, StoreNotFound):
                 return self._read_sealed(name, SECOND)
             raise CorruptCheckpoint(f"{MANIFEST} of {name} in {self.where}: {first.message}") from first
 

@@ -1,13 +1,27 @@
-"""Read a small record whole, refusing anything larger than it may be before allocating for it."""
+"""Read what a store has written: nothing but regular files, and small ones only as large as they may be."""
 
 from __future__ import annotations
+
+import errno
 
 from holdfast.errors import CorruptCheckpoint
 from holdfast.stores.io import StoreIO
 
 
+def open_written(io: StoreIO, directory: int, name: str, *, direct: bool = False) -> int:
+    """An open file. What was written there was a regular one: a link or pipe proves that it is gone."""
+    try:
+        return io.open_read(directory, name, direct=direct)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise CorruptCheckpoint(
+            f"{name} is a link, pipe or device", hint="only regular files are read: remove it"
+        ) from error
+
+
 def read_small(io: StoreIO, directory: int, name: str, limit: int) -> bytes:
-    file = io.open_read(directory, name)
+    file = open_written(io, directory, name)
     try:
         size = io.size(file)
         if size > limit:

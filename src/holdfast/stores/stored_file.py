@@ -12,6 +12,7 @@ from holdfast.errors import CorruptCheckpoint
 from holdfast.stores.base import PAGE
 from holdfast.stores.io import StoreIO
 from holdfast.stores.os_errors import store_errors
+from holdfast.stores.small_read import open_written
 
 
 class DirectoryFile:
@@ -20,7 +21,7 @@ class DirectoryFile:
     def __init__(self, io: StoreIO, place: int, name: str, where: str) -> None:
         self._io = io
         self._where = where
-        self._file = io.open_read(place, name, direct=True)
+        self._file = open_written(io, place, name, direct=True)
         try:
             self.size = io.size(self._file)
         except BaseException:

@@ -6,14 +6,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
+from holdfast.checkpoints.proof import PROVEN
 from holdfast.checkpoints.read import allocate_pages
-from holdfast.errors import CorruptCheckpoint, SaveError, StoreError
+from holdfast.errors import SaveError
 from holdfast.format.checksum import CHUNK_BYTES, chunk_span, digest
 from holdfast.format.manifest import FileRecord, Manifest, parse_manifest
 from holdfast.stores.base import PAGE, StoredFile
 from holdfast.tiers.bandwidth import Bandwidth
 from holdfast.tiers.ladder import Ladder
+from holdfast.tiers.named_tier import HoldersAway
 from holdfast.tiers.target import Target, size_at
+
+# A source that cannot be read for now is asked again: giving up would lose what must be kept.
+_LOST = (*PROVEN, HoldersAway)
 
 
 class SourceLost(SaveError):
@@ -68,7 +73,7 @@ class Copier:
     def _manifest_bytes(self, name: str) -> bytes:
         try:
             return self._ladder.manifest(name)
-        except (StoreError, CorruptCheckpoint) as error:
+        except _LOST as error:
             raise SourceLost(f"{name} is gone before it could be copied: {error.message}") from error
 
     def _bring(self, name: str, record: FileRecord) -> None:
@@ -77,7 +82,7 @@ class Copier:
             return
         try:
             file = self._ladder.open(name, record.name)
-        except (StoreError, CorruptCheckpoint) as error:
+        except _LOST as error:
             raise SourceLost(f"{record.name} of {name} is gone: {error.message}") from error
         try:
             source = LadderSource(record, file, self._bandwidth, self._cancel)
@@ -122,6 +127,6 @@ class LadderSource:
         self._bandwidth.take(inside, self._cancel)
         try:
             self._file.read_into(start, self._buffer[:inside])
-        except (StoreError, CorruptCheckpoint) as error:
+        except _LOST as error:
             raise SourceLost(f"{self.name} could not be read to its end: {error.message}") from error
         return self._buffer[: stop - start]

@@ -8,12 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.errors import CorruptCheckpoint, HoldfastError, InternalError, StoreError, StoreNotFound
+from holdfast.errors import (
+    CorruptCheckpoint,
+    HoldfastError,
+    InternalError,
+    StoreError,
+    StoreNotFound,
+    StoreUnavailable,
+)
 from holdfast.format.manifest import FileRecord, Manifest, parse_manifest
 from holdfast.format.sealed import seal_of
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.tiers.ladder_file import LadderFile
-from holdfast.tiers.named_tier import Fallback, NamedTier
+from holdfast.tiers.named_tier import Fallback, NamedTier, verdict_of
 
 __all__ = ["Fallback", "Ladder", "NamedTier"]
 
@@ -69,14 +76,15 @@ class Ladder:
         """Every checkpoint that any tier holds.
 
         A tier that outlives the job and cannot be listed is an error: it may hold the newest, and going on
-        without it could mean to start afresh. Any other is passed over.
+        without it could mean to start afresh. So is a read error of any tier of this node. Others are passed
+        over.
         """
         found: dict[str, frozenset[str]] = {}
         for tier in self.tiers:
             try:
                 found[tier.name] = frozenset(tier.store.names())
             except StoreError as error:
-                if tier.must_answer:
+                if tier.must_answer or (isinstance(error, StoreUnavailable) and not tier.elsewhere):
                     raise
                 found[tier.name] = frozenset()
                 self._tell(Fallback("", tier.name, error.message))
@@ -85,8 +93,7 @@ class Ladder:
 
     def manifest(self, name: str) -> bytes:
         """The nearest commit record that is whole."""
-        missing: HoldfastError | None = None
-        damaged: HoldfastError | None = None
+        failures: list[tuple[NamedTier, HoldfastError]] = []
         for tier in self.tiers:
             # What the last listing did not show is not asked for: a far tier costs a round trip.
             if name not in self._listed.get(tier.name, {name}):
@@ -94,11 +101,16 @@ class Ladder:
             try:
                 return tier.store.manifest(name)
             except StoreNotFound as error:
-                missing = error
+                failures.append((tier, error))
             except (StoreError, CorruptCheckpoint) as error:
-                damaged = error
+                failures.append((tier, error))
                 self._tell(Fallback(name, tier.name, error.message))
-        raise damaged or missing or StoreNotFound(f"no tier has a checkpoint {name!r}")
+        if (doubt := verdict_of(f"the manifest of {name}", failures)) is not None:
+            raise doubt
+        damaged = [error for _, error in failures if isinstance(error, CorruptCheckpoint)]
+        raise next(iter([*damaged, *(error for _, error in failures)]), None) or StoreNotFound(
+            f"no tier has a checkpoint {name!r}"
+        )
 
     def open(self, name: str, file: str) -> LadderFile:
         manifest, seal = self._parsed(name)

@@ -13,7 +13,7 @@ from holdfast.errors import CorruptCheckpoint, HoldfastError, StoreError, StoreN
 from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.manifest import FileRecord
 from holdfast.stores.base import StoredFile
-from holdfast.tiers.named_tier import Fallback, NamedTier
+from holdfast.tiers.named_tier import Fallback, NamedTier, verdict_of
 
 # Readers of small pieces (a header, a megabyte at a time) come back to the chunk they were in.
 _CHUNKS_KEPT = 4
@@ -45,9 +45,13 @@ class LadderFile:
         self._open: dict[str, StoredFile | None] = {}
         # Closed at the end only: another thread may be reading from it.
         self._failed: list[StoredFile] = []
+        # Why a tier that may have it gave nothing.
+        self._failures: dict[str, tuple[NamedTier, HoldfastError]] = {}
         self._kept: OrderedDict[int, memoryview] = OrderedDict()
         # Now, not at the first read: a pruner may take the name away, but not what is open.
         if not any(self._file_in(tier) for tier in self._tiers):
+            if (doubt := self._doubt(f"{record.name} of {checkpoint}")) is not None:
+                raise doubt
             raise StoreNotFound(
                 f"no tier has a usable copy of {record.name} of {checkpoint}",
                 hint="holdfast verify --all-tiers shows what is left",
@@ -110,12 +114,18 @@ class LadderFile:
                 # Not asked again for every chunk: each time might cost a time limit.
                 why = error.message
                 self._give_up(tier)
+                self._failures[tier.name] = (tier, error)
             reasons.append(f"{tier.name}: {why}")
             self._tell(Fallback(self._checkpoint, tier.name, why, self._record.name, index))
+        if (doubt := self._doubt(f"chunk {index} of {self._record.name} of {self._checkpoint}")) is not None:
+            raise doubt
         raise CorruptCheckpoint(
             f"chunk {index} of {self._record.name} of {self._checkpoint} is good in no tier: "
             + ("; ".join(reasons) or "no tier has it")
         )
+
+    def _doubt(self, what: str) -> StoreError | None:
+        return verdict_of(what, list(self._failures.values()))
 
     def _give_up(self, tier: NamedTier) -> None:
         with self._opening:
@@ -144,6 +154,7 @@ class LadderFile:
                 self._tell(Fallback(self._checkpoint, tier.name, error.message, self._record.name))
             raise _Unusable from error
         except HoldfastError as error:
+            self._failures[tier.name] = (tier, error)
             self._tell(Fallback(self._checkpoint, tier.name, error.message, self._record.name))
             raise _Unusable from error
         if file.size != self.size:
