@@ -15,7 +15,6 @@ class Save:
     step: int
     at: float
     reason: str
-    levels: tuple[str, ...]
 
 
 @dataclass
@@ -32,12 +31,11 @@ class Pretend:
     epoch_steps: int = 0
     deadline: float | None = None
     fails: bool = False
-    level_cost: float | None = None  # None: outer copies are never reported as done
     now: float = 1000.0  # monotonic clocks do not start at zero
     step: int = 0
     saves: list[Save] = field(default_factory=list)
     overhead: float = 0.0
-    _in_flight: tuple[float, int, tuple[str, ...]] | None = None
+    _in_flight: tuple[float, int] | None = None
 
     def run(self, steps: int = 0, *, seconds: float = 0.0, notice: str | None = None) -> list[Save]:
         """Train on, and return the saves of this stretch."""
@@ -54,14 +52,12 @@ class Pretend:
         self.now += length
         self.step += 1
         if self._in_flight and self.now >= self._in_flight[0]:
-            _, step, levels = self._in_flight
+            _, step = self._in_flight
             self._in_flight = None
             if self.fails:
                 policy.save_failed(self.now, step)
             else:
                 policy.save_committed(self.now, SaveCost(step, self.stall, self.persist, 10**9))
-                for level in levels if self.level_cost is not None else ():
-                    policy.save_committed(self.now, SaveCost(step, self.level_cost, 60.0, 10**9, level))
         ended = bool(self.epoch_steps) and self.step % self.epoch_steps == 0
         at, loss = self.now, self.loss
         decision = policy.decide(
@@ -78,11 +74,11 @@ class Pretend:
         )
         assert decision.reason
         if decision.save and self._in_flight is None:
-            self.saves.append(Save(self.step, self.now, decision.reason, decision.levels))
+            self.saves.append(Save(self.step, self.now, decision.reason))
             self.now += self.stall
             self.overhead += self.stall
             policy.save_started(self.now, self.step)
-            self._in_flight = (self.now + self.persist, self.step, decision.levels)
+            self._in_flight = (self.now + self.persist, self.step)
 
 
 def gaps(saves: list[Save]) -> list[int]:

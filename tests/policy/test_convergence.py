@@ -12,6 +12,7 @@ import pytest
 from pretend_training import Pretend
 
 from holdfast.errors import SetupError
+from holdfast.policy.belief import Hint, belief_from
 from holdfast.policy.build import build_policy
 from holdfast.policy.convergence import (
     ConvergenceSettings,
@@ -20,7 +21,6 @@ from holdfast.policy.convergence import (
     progress_schedule,
     worth_factor,
 )
-from holdfast.policy.failures import PRIOR_WEIGHT
 from holdfast.policy.loss_curve import LossCurve, LossPoints, fit_loss_curve
 from holdfast.policy.loss_watch import LossWatch
 
@@ -277,12 +277,13 @@ def test_from_nothing_it_saves_denser_while_the_loss_falls_and_as_young_on_the_p
         loss=lambda now: 0.5 + 2 * math.exp(-(now - 1000) / 1200) + rng.gauss(0, 0.02),
     )
     saves = training.run(40_000)
-    up_for = 8000 - 1000
-    young = math.sqrt(2 * 1.0 * (36_000 + up_for / PRIOR_WEIGHT))  # quiet time counts as evidence
+    # Quiet time counts as evidence.
+    expected = belief_from((Hint(36_000, ""),))
+    soon, later = expected.mean(600), expected.mean(8000 - 1000)
     early = [b.at - a.at for a, b in pairwise(saves) if 1600 < a.at < 3000]
     late = [b.at - a.at for a, b in pairwise(saves) if a.at > 8000]
-    assert max(early) == pytest.approx(math.sqrt(2 / (1 / 36_000 + 1 / 1200)), rel=0.15)
-    assert min(late) == pytest.approx(young, rel=0.05)
+    assert max(early) == pytest.approx(math.sqrt(2 / (soon + 1 / 1200)), rel=0.15)
+    assert min(late) == pytest.approx(math.sqrt(2 / later), rel=0.05)
     assert "progress weighs" not in training.policy.explain()
 
 
@@ -323,8 +324,8 @@ def test_the_fitted_curve_survives_a_restart_without_new_points() -> None:
     policy = build_policy("convergence")
     policy.restore_state(kept)
     policy.restored(0.0, 4000, 1.0)
-    Pretend(policy, now=0.0, step=4000).run(10)
-    assert policy.explanation().worth_factor > 10
+    Pretend(policy, now=0.0, step=4000).run(2000)
+    assert policy.explanation().worth_factor > 3
 
 
 def test_nonsense_settings_are_refused() -> None:

@@ -42,7 +42,7 @@ def lives(seed: int, **settings: object) -> tuple[float, float, float]:
     return stalled / up_time, redone / up_time, up_time
 
 
-@pytest.mark.parametrize("settings", [{"mtbf": 5 * MTBF}, {"nodes": 1000}])
+@pytest.mark.parametrize("settings", [{"mtbf": 5 * MTBF}, {}])
 def test_stall_and_rework_are_what_the_model_predicts(settings: dict[str, object]) -> None:
     stall, rework, up_time = lives(seed=11, budget=0.05, **settings)
     interval = exact(STALL, MTBF)

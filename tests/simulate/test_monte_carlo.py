@@ -7,10 +7,11 @@ import random
 
 import numpy as np
 import pytest
+from pattern_chain import pattern_overhead
 
+from holdfast.policy.belief import Hint, belief_from
 from holdfast.policy.intervals import effective_training_time_ratio, exact, goodput, young
 from holdfast.policy.levels import Level
-from holdfast.simulate.chain import pattern_overhead
 from holdfast.simulate.failure_models import Poisson, Replayed, Resampled, Weibull
 from holdfast.simulate.monte_carlo import simulate
 from holdfast.simulate.scheme import Fixed, Learned, Scheme, Shield, nested, single
@@ -83,7 +84,7 @@ def test_the_chain_gives_the_exact_overheads_of_the_table(
 
 def test_shares_of_time_sum_to_one_for_every_seed() -> None:
     shields = (Shield("a", 0.9, 2.0, 0.5, 10.0, 100.0), Shield("b", 0.1, 0.0, 3.0, 90.0, 600.0))
-    learning = Scheme("x", shields, Learned(shields, 5 * HOUR, 0.03))
+    learning = Scheme("x", shields, Learned(shields, 0.03))
     for failures in (Poisson(HOUR), Weibull(HOUR, 0.7), Resampled((60.0, 7200.0, 3600.0))):
         outcome = simulate(learning, failures, horizon=10 * DAY, seeds=50)
         total = outcome.useful + outcome.stall + outcome.slowdown + outcome.rework + outcome.down
@@ -198,14 +199,15 @@ def test_a_prior_five_times_wrong_costs_less_than_two_percent_of_the_overhead_af
     mtbf, shield = 3.1 * HOUR, Shield("fs", 1.0, 2.0, persist=120.0, restart=600.0)
     horizon = 30 * mtbf
     known = single("knows", shield, max(exact(shield.cost, mtbf), shield.persist))
-    learning = Scheme("learns", (shield,), Learned((shield,), mtbf * wrong, budget=0.05))
+    guess = belief_from((Hint(mtbf * wrong, "a guess"),))
+    learning = Scheme("learns", (shield,), Learned((shield,), 0.05, guess))
     overheads = [
-        1 / simulate(scheme, Poisson(mtbf), horizon=horizon, seeds=4000).goodput - 1
+        1 / simulate(scheme, Poisson(mtbf), horizon=horizon, seeds=500).goodput - 1
         for scheme in (known, learning)
     ]
     assert overheads[1] / overheads[0] < 1.02
     stubborn = single("never learns", shield, max(exact(shield.cost, mtbf * wrong), shield.persist))
-    worst = 1 / simulate(stubborn, Poisson(mtbf), horizon=horizon, seeds=4000).goodput - 1
+    worst = 1 / simulate(stubborn, Poisson(mtbf), horizon=horizon, seeds=500).goodput - 1
     assert worst > overheads[1]
 
 

@@ -11,7 +11,8 @@ from holdfast.checkpoints.find import Found
 from holdfast.cli.stored_state import read_state
 from holdfast.cli.terminal import plural
 from holdfast.events import Event, Progress, RunStarted, SaveCommitted, SaveDecided, SaveFailed, SnapshotTaken
-from holdfast.policy.failures import FailureHistory, prior_rate
+from holdfast.policy.belief import belief_from
+from holdfast.policy.failures import FailureHistory
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
 from holdfast.units import format_bytes, format_seconds
@@ -41,6 +42,7 @@ class Measured:
     starts: int
     failures: int
     mtbf_seconds: float
+    expects: str
 
     def lines(self) -> list[str]:
         failed = f", {self.saves_failed} failed" if self.saves_failed else ""
@@ -61,10 +63,7 @@ class Measured:
         if self.step_seconds is not None:
             cost = f", a save costs {format_seconds(self.cost_seconds)}" if self.cost_seconds else ""
             said.append(f"as the policy sees it: a step takes {format_seconds(self.step_seconds)}{cost}")
-        said.append(
-            f"{plural(self.starts, 'start')}, {self.failures} ended in a failure; expected time between"
-            f" failures {format_seconds(self.mtbf_seconds)}"
-        )
+        said.append(f"{plural(self.starts, 'start')}, {self.failures} ended in a failure; {self.expects}")
         return said
 
 
@@ -77,6 +76,7 @@ def measure(store: DirectoryStore, found: Found) -> Measured:
     gap = _median(_gaps([event.time for event in decided]))
     # The journal cannot know whether its last writer still lives; nothing is charged to it as a failure.
     history = FailureHistory.from_events(events, still_running=True)
+    belief = belief_from().after(history)
     return Measured(
         settings=next((e.policy for e in reversed(_of(events, RunStarted)) if e.policy), None),
         explanation=next((e.policy for e in reversed(_of(events, Progress)) if e.policy), None),
@@ -94,7 +94,8 @@ def measure(store: DirectoryStore, found: Found) -> Measured:
         stall_share=stall / gap if stall is not None and gap else None,
         starts=len(history.spells),
         failures=history.failures,
-        mtbf_seconds=1 / prior_rate().after(history).mean(),
+        mtbf_seconds=1 / belief.mean(),
+        expects=belief.words(),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.cli.plan_cmd import DAY, add_job_arguments, job_from
 from holdfast.errors import SetupError
 from holdfast.policy.intervals import goodput
-from holdfast.simulate.compare import learned, ours, policies
+from holdfast.simulate.compare import OURS, learned, ours, policies
 from holdfast.simulate.failure_models import FailureModel, Replayed
 from holdfast.simulate.job import Job
 from holdfast.simulate.monte_carlo import simulate
@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
     add_job_arguments(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--interval", help='save to the last tier this often, such as "10 min"')
-    what.add_argument("--policy", default="holdfast", help="a name from the table of `holdfast plan`")
+    what.add_argument("--policy", default=OURS, help="a name from the table of `holdfast plan`")
     parser.add_argument("--wrong-prior", type=float, help="start from an MTBF this many times off, and learn")
     parser.add_argument("--trace", metavar="FILE", help="replay up-times: a JSON list of seconds")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -77,7 +77,7 @@ def _scheme(args: argparse.Namespace, job: Job, horizon: float) -> Scheme | Slot
         return single(f"every {format_seconds(seconds)}", job.asynchronous(), seconds)
     if args.wrong_prior is not None:
         return learned(job, args.wrong_prior)
-    if args.policy == "holdfast":
+    if args.policy == OURS:
         return ours(job)
     known = {one.name: one for one in policies(job, horizon)}
     if args.policy not in known:

@@ -28,6 +28,7 @@ from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
 from holdfast.errors import SetupError
 from holdfast.jobs.deadline import GivenDeadline
+from holdfast.jobs.known_failures import what_is_known
 from holdfast.jobs.spot_machine import Spot
 from holdfast.policy.build import build_policy
 from holdfast.policy.convergence import ConvergenceSettings
@@ -105,9 +106,7 @@ class Run:
         self.path = os.fspath(path)
         self._when: dict[str, Any] = {
             "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
-            # Who says that this is a spot machine says how often it is lost.
-            "convergence": convergence, "spot": mtbf is None and spot in ("aws", "gcp", "azure"),
-            "epoch_ends": self._retention.epoch_ends,
+            "convergence": convergence, "epoch_ends": self._retention.epoch_ends,
         }  # fmt: skip
         self._settings = Settings(
             when=", ".join(f"{name}={value!r}" for name, value in self._when.items() if value),
@@ -150,8 +149,11 @@ class Run:
             )
             events = read_events(self.path)
             nodes = 1 if team is None else len(set(team.nodes))
-            history = FailureHistory.from_events(events)
-            self.policy = build_policy(**self._when, nodes=nodes, history=history)
+            self.policy = build_policy(
+                **self._when,
+                hints=what_is_known(nodes, self._stop["spot"], os.environ),
+                history=FailureHistory.from_events(events),
+            )
             session = Session(
                 store,
                 self._tracked,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import SetupError
+from holdfast.policy.belief import Hint, belief_from
 from holdfast.policy.bounds import Rule
 from holdfast.policy.convergence import ConvergenceSettings
 from holdfast.policy.debt import DebtPolicy, DebtSettings
-from holdfast.policy.failures import FailureHistory, FailureRate, prior_rate
-from holdfast.policy.outer_levels import OuterLevel
+from holdfast.policy.failures import FailureHistory
 from holdfast.policy.profile import Profile
-from holdfast.units import Every, parse_every, parse_seconds, parse_share
+from holdfast.units import Every, format_seconds, parse_every, parse_seconds, parse_share
 
 RULES: dict[str, Rule] = {
     "auto": "exact",
@@ -30,12 +30,10 @@ def build_policy(
     every: str | int | Every | None = None,
     max_loss: str | float | None = None,
     mtbf: str | float | None = None,
-    nodes: int = 1,
-    spot: bool = False,
+    hints: Sequence[Hint] = (),
     history: FailureHistory | None = None,
     profile: Profile | None = None,
     convergence: ConvergenceSettings | None = None,
-    levels: Sequence[OuterLevel] = (),
     epoch_ends: bool = False,
     setting: str = "",
 ) -> DebtPolicy:
@@ -45,7 +43,8 @@ def build_policy(
     budget allows), "young", "daly", "availability" (those formulas), or "convergence" (denser while the loss
     falls fast). `budget` caps the share of time that saves may take; `max_loss` is the most training time a
     failure may cost; `mtbf` is the mean time between failures of the whole job. "auto" takes it as a first
-    guess and learns on; "young", "daly" and "availability" take it as a fact. `every` fixes the rhythm.
+    guess and learns on; "young", "daly" and "availability" take it as a fact. `hints` say what is known of
+    the failure rate from elsewhere. `every` fixes the rhythm.
     `epoch_ends` forces a save at the end of every epoch, whatever it costs. `setting` (see `profile_key`)
     names what costs depend on; costs kept from another setting are measured again.
     """
@@ -56,18 +55,17 @@ def build_policy(
     rhythm = None if every is None else parse_every(every)
     promise = None if max_loss is None else parse_seconds(max_loss)
     between = None if mtbf is None else parse_seconds(mtbf)
-    if nodes < 1:
-        raise SetupError(f"a job cannot run on {nodes} nodes", hint="nodes must be at least 1")
     if promise is not None and promise <= 0:
         raise SetupError(f"max_loss must be positive, not {max_loss!r}", hint='write it as "10 min"')
     if between is not None and between <= 0:
         raise SetupError(f"mtbf must be positive, not {mtbf!r}", hint='write it as "8 h"')
-    _refuse_contradictions(policy, rhythm, promise, between, spot, convergence)
+    _refuse_contradictions(policy, rhythm, promise, between, convergence)
     if policy == "convergence" and convergence is None:
         convergence = ConvergenceSettings()
-    belief = prior_rate(nodes, spot=spot)
-    if between is not None:
-        belief = FailureRate(prior_mtbf=between, certain=policy in ("young", "daly", "availability"))
+    is_fact = policy in ("young", "daly", "availability")
+    if between is not None:  # who gives a number knows more than what was guessed from the surroundings
+        hints = () if is_fact else (Hint(between, f"mtbf={format_seconds(between)} given"),)
+    belief = belief_from(hints, fact=between if is_fact else None)
     if history is not None:
         belief = belief.after(history)
     settings = DebtSettings(
@@ -77,7 +75,6 @@ def build_policy(
         every=rhythm,
         max_loss=promise,
         convergence=convergence,
-        levels=tuple(levels),
         epoch_ends=epoch_ends,
         setting=setting,
     )
@@ -89,7 +86,6 @@ def _refuse_contradictions(
     every: Every | None,
     max_loss: float | None,
     mtbf: float | None,
-    spot: bool,
     convergence: ConvergenceSettings | None,
 ) -> None:
     if every is not None and policy != "auto":
@@ -107,8 +103,6 @@ def _refuse_contradictions(
             'policy="checkfreq" saves as often as the budget allows and has no use for mtbf=',
             hint='use policy="auto" to weigh the failure rate as well',
         )
-    if spot and mtbf is not None:
-        raise SetupError("spot= and mtbf= both say how often nodes are lost", hint="give one of the two")
     if convergence is not None and policy != "convergence":
         raise SetupError(
             f"convergence settings mean nothing to policy={policy!r}", hint='use policy="convergence"'

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.policy.belief import Belief
 from holdfast.policy.bounds import Bounds, Rule, Situation, bounds_for
 from holdfast.policy.convergence import ConvergenceSettings, worth_factor
 from holdfast.policy.costs import MeasuredCosts
 from holdfast.policy.deadline import Demand, Ending
 from holdfast.policy.expected_loss import ExpectedLoss
 from holdfast.policy.explanation import Explanation
-from holdfast.policy.failures import FailureRate
 from holdfast.policy.loss_watch import LossWatch
 from holdfast.policy.observation import Decision, Observation, SaveCost
-from holdfast.policy.outer_levels import OuterLevel, OuterLevels
 from holdfast.policy.profile import Profile
 from holdfast.policy.rhythm import Rhythm
 from holdfast.units import Every, format_seconds
@@ -55,7 +54,6 @@ class DebtSettings:
     every: Every | None = None
     max_loss: float | None = None
     convergence: ConvergenceSettings | None = None
-    levels: tuple[OuterLevel, ...] = ()
     epoch_ends: bool = False
     setting: str = ""
 
@@ -63,12 +61,11 @@ class DebtSettings:
 class DebtPolicy:
     """Answers at every step whether to save now. Build one with `build_policy`."""
 
-    def __init__(self, settings: DebtSettings, rate: FailureRate, profile: Profile | None = None) -> None:
+    def __init__(self, settings: DebtSettings, belief: Belief, profile: Profile | None = None) -> None:
         self.settings = settings
-        self._belief = rate
+        self._belief = belief
         self._costs = MeasuredCosts(profile)
         self._rhythm = Rhythm(settings.every) if settings.every else None
-        self._levels = OuterLevels(settings.levels)
         self._watch = LossWatch(settings.convergence.manual_curve) if settings.convergence else None
         self._trained_before = 0.0
 
@@ -81,7 +78,6 @@ class DebtPolicy:
         self._loss = ExpectedLoss()
         self._settling: SaveCost | None = None
         self._disturbed = False
-        self._chosen: tuple[str, ...] = ()
         self.saves_started = 0
 
         self._ending = Ending()
@@ -117,7 +113,7 @@ class DebtPolicy:
             if forced is None and seen.epoch_ended and self.settings.epoch_ends:
                 forced = Demand("the epoch ended")
             if forced is not None:
-                return self._save(now, forced.reason, final=forced.final)
+                return Decision(True, forced.reason, forced.final)
         if seen.save_in_flight:
             return _IN_FLIGHT
         if age < self._earliest:
@@ -127,25 +123,24 @@ class DebtPolicy:
         return self._routine(seen, age, in_rhythm)
 
     def _routine(self, seen: Observation, age: float, in_rhythm: bool) -> Decision:
-        now, bounds, ending = seen.now, self._bounds, self._ending
+        bounds, ending = self._bounds, self._ending
         if age >= bounds.longest:
-            return self._save(
-                now, f"max_loss {format_seconds(self.settings.max_loss or 0)} would be exceeded"
-            )
+            limit = format_seconds(self.settings.max_loss or 0)
+            return Decision(True, f"max_loss {limit} would be exceeded")
         if self._rhythm is not None:
-            return self._save(now, str(self._rhythm)) if in_rhythm else _OUT_OF_RHYTHM
+            return Decision(True, str(self._rhythm)) if in_rhythm else _OUT_OF_RHYTHM
         if self._first_save_due(age):
-            return self._save(now, "first save")
+            return Decision(True, "first save")
         if ending.last_save_done:
             return _ENDING
         if ending.gap is not None:
             if age >= ending.gap:
-                return self._save(now, f"an even part of the time until the deadline, {format_seconds(age)}")
+                return Decision(True, f"an even part of the time until the deadline, {format_seconds(age)}")
             return _NOT_DUE
         if self._loss.debt >= bounds.price:
-            return _LOOKING if self._costs.needs_quiet_steps else self._save(now, self._reason())
+            return _LOOKING if self._costs.needs_quiet_steps else Decision(True, self._reason())
         if seen.epoch_ended and age >= bounds.interval / 2:
-            return self._save(now, "the epoch ended, and a save was soon due")
+            return Decision(True, "the epoch ended, and a save was soon due")
         return _NOT_DUE
 
     def save_started(self, now: float, step: int) -> None:
@@ -158,15 +153,10 @@ class DebtPolicy:
             self._rhythm.save_started(step)
         self._disturbed = True
         self.saves_started += 1
-        self._levels.save_started(self._now, step, self._chosen)
-        self._chosen = ()
         self._ending.save_started(self._now)
         self._refresh_at = -math.inf
 
     def save_committed(self, now: float, cost: SaveCost) -> None:
-        if cost.level:
-            self._levels.committed(cost.level, cost.step, cost.stall_seconds, cost.persist_seconds)
-            return
         self._loss.save_committed(now, cost.step, cost.stall_seconds)
         if self._rhythm is not None:
             self._rhythm.save_ended(cost.step, failed=False)
@@ -176,7 +166,6 @@ class DebtPolicy:
     def save_failed(self, now: float, step: int) -> None:
         """The save of `step` did not become durable; put the debt back, and try again after a pause."""
         self._loss.save_failed(now, step, self._hazard, self._bounds.shortest)
-        self._levels.failed(step)
         self._ending.save_failed()
         if self._rhythm is not None:
             self._rhythm.save_ended(step, failed=True)
@@ -185,16 +174,11 @@ class DebtPolicy:
             self._costs.forget_disturbed()
         self._refresh_at = -math.inf
 
-    def restored(
-        self, now: float, step: int, seconds: float, level_steps: Mapping[str, int] | None = None
-    ) -> None:
-        """The run continues from `step`, read in `seconds`. `level_steps`: the newest on each outer level."""
+    def restored(self, now: float, step: int, seconds: float) -> None:
+        """The run continues from `step`, read in `seconds`."""
         self._costs.restored(seconds)
         self._start(now, step)
         self._fresh = False
-        usual = self._costs.steps.typical
-        if level_steps and usual is not None:
-            self._levels.restored(now, {name: (step - last) * usual for name, last in level_steps.items()})
 
     # How it comes to its numbers.
 
@@ -204,6 +188,9 @@ class DebtPolicy:
         self._step = self._first_step = step
         self._boundary = None
         self._fresh = step <= 1
+
+    def _running_for(self, now: float) -> float:
+        return now - self._started if self._started is not None else 0.0
 
     def _training_time(self, now: float) -> float:
         return self._trained_before + now - (self._started if self._started is not None else now)
@@ -236,14 +223,6 @@ class DebtPolicy:
             return False
         return steps >= FIRST_SAVE_STEPS or age >= FIRST_SAVE_SECONDS
 
-    def _save(self, now: float, reason: str, *, final: bool = False) -> Decision:
-        self._chosen = self._levels.due(now, self._rate * self._factor, self._usual_gap())
-        return Decision(True, reason, self._chosen, final)
-
-    def _usual_gap(self) -> float:
-        interval = self._bounds.interval
-        return interval if math.isfinite(interval) else 0.0
-
     def _reason(self) -> str:
         if self.settings.rule == "budget":
             cost = format_seconds(self._cost_used or LEAST_COST)
@@ -259,12 +238,12 @@ class DebtPolicy:
     def _refresh(self, now: float, deadline: float | None) -> None:
         """Take the newest costs and rates into the numbers that `decide` compares against."""
         costs, manual = self._costs, self.settings.convergence
-        rate = self._belief.mean(now - self._started if self._started is not None else 0.0)
+        rate = self._belief.mean(self._running_for(now))
         cost = costs.cost_seconds
         if manual is not None:
             rate = manual.rate or rate
             cost = manual.ts or cost
-        self._rate = rate * (1 - self._levels.share)
+        self._rate = rate
         if cost is not None:
             cost = max(cost, LEAST_COST)
             used = self._cost_used
@@ -332,6 +311,7 @@ class DebtPolicy:
             next_save_in=wait,
             mtbf_seconds=1 / self._rate if self._rate > 0 and self.settings.rule != "budget" else None,
             failures_seen=self._belief.seen,
+            expects=self._belief.words(self._running_for(self._now)),
             save_cost_seconds=self._cost_used,
             stall_seconds=profile.stall_seconds,
             persist_seconds=profile.persist_seconds,
@@ -365,7 +345,6 @@ class DebtPolicy:
             "setting": self.settings.setting,
             "profile": self._costs.profile().to_dict(),
             "trained_seconds": self._training_time(self._now),
-            "levels": self._levels.state(self._now),
         }
         if self._watch is not None:
             state["loss"] = self._watch.state()
@@ -375,15 +354,13 @@ class DebtPolicy:
         """Take over what `state()` gave. Anything unreadable is left out and measured again."""
         if state.get("version") != 1:
             return
-        profile, levels, loss = state.get("profile"), state.get("levels"), state.get("loss")
+        profile, loss = state.get("profile"), state.get("loss")
         # Costs measured on other hardware, storage or sizes mislead; what the training did stays true.
         if isinstance(profile, Mapping) and state.get("setting") == self.settings.setting:
             self._costs = MeasuredCosts(Profile.from_dict(profile))
         trained = state.get("trained_seconds")
         if isinstance(trained, (int, float)) and trained >= 0:
             self._trained_before = float(trained)
-        if isinstance(levels, Mapping):
-            self._levels.restore_state(self._now, levels)
         if self._watch is not None and isinstance(loss, Mapping):
             self._watch.restore_state(loss)
         self._refresh_at = -math.inf

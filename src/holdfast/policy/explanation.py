@@ -23,6 +23,7 @@ class Explanation:
     next_save_in: float | None
     mtbf_seconds: float | None
     failures_seen: int
+    expects: str
     save_cost_seconds: float | None
     stall_seconds: float | None
     persist_seconds: float | None
@@ -35,11 +36,10 @@ class Explanation:
     conflict: str | None = None
 
     def line(self) -> str:
-        """One line, such as: next save in 3 min 31 s: MTBF 3 h 6 min (7 failures seen), save costs 2 s; …"""
+        """One line: next save in 3 min 31 s: 7 failures in 21 h: expecting one about every 3 h, …"""
         facts: list[str] = []
         if self.mtbf_seconds is not None:
-            seen = f"{self.failures_seen} failure{'s' if self.failures_seen != 1 else ''} seen"
-            facts.append(f"MTBF {format_seconds(self.mtbf_seconds)} ({seen})")
+            facts.append(self.expects)
         if self.save_cost_seconds is None:
             facts.append("cost of a save not measured yet")
         else:

@@ -24,26 +24,18 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`levels` names the outer levels that this save should also be sent to (see `Level`).
-
-    `final` means that no later save would be durable before the deadline: training on would be lost.
-    """
+    """`final` means that no later save would be durable before the deadline: training on would be lost."""
 
     save: bool
     reason: str
-    levels: tuple[str, ...] = ()
     final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCost:
-    """What one committed save cost, as measured. Seconds and bytes.
-
-    `level` is empty for the save itself, or names the outer level whose copy has just become durable.
-    """
+    """What one committed save cost, as measured. Seconds and bytes."""
 
     step: int
     stall_seconds: float
     persist_seconds: float
     bytes: int
-    level: str = ""

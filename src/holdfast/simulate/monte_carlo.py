@@ -7,13 +7,21 @@ itself be interrupted. Agrees with Daly's exact expectation and with the chain o
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.simulate.beliefs import Beliefs
 from holdfast.simulate.failure_models import FailureModel, Floats
 from holdfast.simulate.outcome import Outcome
 from holdfast.simulate.scheme import Scheme
 
+Truths = NDArray[np.bool_]
 BLOCK = 128  # failures drawn at once
+# A spell of a rule that learns is cut into parts that grow: a belief changes with the logarithm of its age.
+FIRST_PART = 4.0
+PARTS_GROW = 1.4
 SAMPLED_SEEDS = 64  # of which single losses are kept, for the percentile
 
 
@@ -29,7 +37,7 @@ def simulate(
         drawn += BLOCK
         severities = random.random((BLOCK, seeds))
         for up, severity in zip(up_times, severities, strict=True):
-            if job.spell(up, severity):
+            if job.spell(up, severity) if job.beliefs is None else job.learning_spell(up, severity):
                 return job.outcome()
 
 
@@ -51,21 +59,46 @@ class _Jobs:
         self.count = np.zeros(seeds)
         self.saves = np.zeros(seeds)
         self.written = np.zeros(seeds)
-        self.seen = np.zeros(seeds)
-        self.exposure = np.zeros(seeds)
+        self.counted_from = np.zeros(seeds)  # where the lowest level's rhythm stands
         self.losses: list[Floats] = []
         # A failure of severity v needs the first level whose cumulated share exceeds v.
         self.edges = np.cumsum([shield.share for shield in shields])[:-1]
         self.restart = np.array([shield.restart for shield in shields])
-        self.intervals = scheme.intervals.choose(self.seen, self.exposure)
-        self.learns = scheme.intervals.learns
+        belief = scheme.intervals.belief
+        self.beliefs = None if belief is None else Beliefs(belief, seeds)
+        self.intervals = scheme.intervals.choose(
+            np.ones(seeds) if self.beliefs is None else self.beliefs.mean(self.clock)
+        )
 
-    def spell(self, until_failure: Floats, severity: Floats) -> bool:
-        """Work until the next failure or the end; whether all seeds have reached the end."""
+    def learning_spell(self, until_failure: Floats, severity: Floats) -> bool:
+        """The same in parts: what is believed, and with it the interval, changes as the spell gets older."""
+        assert self.beliefs is not None
+        shields = self.scheme.shields
+        lasted = np.minimum(until_failure, self.horizon - self.clock)
+        before = until_failure < self.horizon - self.clock
+        age, part = np.zeros_like(lasted), FIRST_PART
+        while True:
+            rest = np.maximum(until_failure - age, 0.0)
+            self.intervals = self.scheme.intervals.choose(self.beliefs.mean(age + part / 2))
+            # Whole intervals, so that a part ends with a save and the next one begins at it.
+            pace = 1 + sum(one.cost / tau for one, tau in zip(shields, self.intervals, strict=True))
+            cycle = self.intervals[0] * pace
+            whole = np.maximum(np.round(part / cycle), 1.0) * cycle + self.owed
+            self.spell(np.minimum(rest, whole), severity, ends=(rest > 0) & (rest <= whole))
+            age += whole
+            if (age >= lasted).all():
+                break
+            part = PARTS_GROW * (part + FIRST_PART)
+        self.beliefs.after_spell(lasted, before)
+        return bool((self.clock >= self.horizon).all())
+
+    def spell(self, until_failure: Floats, severity: Floats, ends: Truths | Literal[True] = True) -> bool:
+        """Work until the next failure or the end; whether all seeds have reached the end. Where it is not
+        true that the spell `ends`, the work goes on."""
         shields = self.scheme.shields
         left = self.horizon - self.clock
         lasted = np.minimum(until_failure, left)
-        failed = until_failure < left
+        failed = (until_failure < left) & ends
         down = np.minimum(lasted, self.owed)
         up = lasted - down
         pace = np.ones_like(up)
@@ -93,12 +126,9 @@ class _Jobs:
         for i, one in enumerate(held):
             # What the failure destroyed below its level is written anew from where the job comes back.
             self.durable[i] = np.where(failed, np.where(i < level, back, np.minimum(one, back)), one)
-        self.owed = np.where(failed, self.restart[level], 0.0)
-        if self.learns:
-            fade = 0.5 ** (lasted / self.scheme.half_life)
-            self.seen = self.seen * fade + failed
-            self.exposure = self.exposure * fade + lasted
-            self.intervals = self.scheme.intervals.choose(self.seen, self.exposure)
+        self.owed = np.where(failed, self.restart[level], self.owed - down)
+        counted = self._copies(reached - self.counted_from, self.intervals[0])
+        self.counted_from = np.where(failed, back, self.counted_from + counted * self.intervals[0])
         return bool((self.clock >= self.horizon).all())
 
     def _held_at_failure(self, up: Floats, pace: Floats) -> list[Floats]:
@@ -107,10 +137,18 @@ class _Jobs:
         for i, (shield, interval) in enumerate(zip(self.scheme.shields, self.intervals, strict=True)):
             by_then = self.position + np.maximum(up - shield.persist, 0.0) / pace
             # The lowest level starts its count anew at a restart; outer ones keep their phase.
-            since = self.position if i == 0 else self.durable[i]
-            copies = np.maximum(np.floor((by_then - since) / interval), 0.0)
-            held.append(np.where(copies > 0, since + copies * interval, self.durable[i]))
+            since = self.counted_from if i == 0 else self.durable[i]
+            copies = self._copies(by_then - since, interval)
+            old = self.durable[i]
+            if i == 0:
+                old = np.where(up >= shield.persist, np.maximum(old, since), old)
+            held.append(np.where(copies > 0, since + copies * interval, old))
         return held
+
+    @staticmethod
+    def _copies(work: Floats, interval: Floats) -> Floats:
+        copies: Floats = np.maximum(np.floor(work / interval + 1e-9), 0.0)
+        return copies
 
     def _restart_point(self, held: list[Floats], severity: Floats) -> Floats:
         """The newest copy on any level that survives the severity."""

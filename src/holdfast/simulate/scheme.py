@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from holdfast.policy.failures import HALF_LIFE, PRIOR_WEIGHT
+from holdfast.policy.belief import Belief, belief_from
 from holdfast.simulate.failure_models import Floats
 
 
@@ -34,15 +34,15 @@ class Shield:
 
 
 class Intervals(Protocol):
-    """Sets every level's interval for each seed, at the start of each spell."""
+    """Sets every level's interval for each seed."""
 
     @property
-    def learns(self) -> bool:
-        """Whether the answer depends on what was seen."""
+    def belief(self) -> Belief | None:
+        """What is believed at the start, where the answer depends on what was seen since."""
         ...
 
-    def choose(self, failures: Floats, exposure: Floats) -> list[Floats]:
-        """One array of seconds per level, given what each seed has seen so far (faded with the half-life)."""
+    def choose(self, rate: Floats) -> list[Floats]:
+        """One array of seconds per level, given the failures per second that each seed expects."""
         ...
 
 
@@ -51,10 +51,10 @@ class Fixed:
     """The same intervals throughout."""
 
     seconds: tuple[float, ...]
-    learns: ClassVar[bool] = False
+    belief: ClassVar[Belief | None] = None
 
-    def choose(self, failures: Floats, exposure: Floats) -> list[Floats]:
-        return [np.full_like(failures, one) for one in self.seconds]
+    def choose(self, rate: Floats) -> list[Floats]:
+        return [np.full_like(rate, one) for one in self.seconds]
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,10 @@ class Learned:
     """The debt rule with a learned rate: Young per level, clipped by budget and persist, as in the engine."""
 
     shields: tuple[Shield, ...]
-    prior_mtbf: float
     budget: float
-    prior_weight: float = PRIOR_WEIGHT
-    learns: ClassVar[bool] = True
+    belief: Belief = field(default_factory=belief_from)
 
-    def choose(self, failures: Floats, exposure: Floats) -> list[Floats]:
-        rate = (self.prior_weight + failures) / (self.prior_weight * self.prior_mtbf + exposure)
+    def choose(self, rate: Floats) -> list[Floats]:
         chosen: list[Floats] = []
         for shield in self.shields:
             shortest = max(shield.persist, shield.cost / self.budget)
@@ -86,7 +83,6 @@ class Scheme:
     name: str
     shields: tuple[Shield, ...]
     intervals: Intervals
-    half_life: float = HALF_LIFE
     limit: str = "none"
 
     def __post_init__(self) -> None:
