@@ -102,5 +102,6 @@ def same_bits(a: Any, b: Any) -> bool:
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes in logical order."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    plain = (plain.view(torch.uint8) if plain.itemsize == 1 else plain).contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes()

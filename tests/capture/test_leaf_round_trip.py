@@ -1,6 +1,9 @@
 """Every kind of tensor and array comes back bit for bit, in its own layout, through the real image."""
 
+import enum
 import math
+import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from round_trip import Holder, images_of, round_trip, same_bits, states_of
 
 from holdfast.capture.torch_plan import plan_state, take_parts
 from holdfast.capture.tracked_object import TrackedObject
-from holdfast.errors import SetupError
+from holdfast.errors import IncompatibleState, SetupError
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -40,6 +43,7 @@ DTYPES = [
         "float8_e4m3fnuz",
         "float8_e5m2fnuz",
         "float8_e8m0fnu",
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
     ]
     if hasattr(torch, name)
 ]
@@ -150,6 +154,54 @@ def test_torch_words_survive() -> None:
     back = round_trip(state)
     assert back == state
     assert type(back["size"]) is torch.Size
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = 2
+
+
+class Text(enum.StrEnum):
+    A = "a"
+
+
+class Options(enum.IntFlag):
+    X = 1
+    Y = 2
+
+
+def test_paths_and_enumerations_survive() -> None:
+    state = {
+        "path": pathlib.Path("/a b/c"), "pure": pathlib.PurePosixPath("x"),
+        "windows": pathlib.PureWindowsPath("C:/x"), "bytes": pathlib.Path("\udcff"),
+        "enum": Colour.BLUE, "text": Text.A, "flags": Options.X | Options.Y, "none": Options(0),
+        Colour.RED: 1, pathlib.Path("key"): 2,
+    }  # fmt: skip
+    back = round_trip(state)
+    assert back == state
+    assert [type(v) for v in back.values()] == [type(v) for v in state.values()]
+    assert [type(k) for k in back] == [type(k) for k in state]
+
+
+def test_an_enumeration_that_the_program_has_not_imported_is_an_error_and_nothing_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images, values = images_of([TrackedObject("it", Holder({"x": Colour.RED}))])
+    monkeypatch.delitem(globals(), "Colour")
+    with pytest.raises(IncompatibleState, match="Colour"):
+        states_of(images, values)
+    (stored,) = (v for v in values["it"] if isinstance(v, list))
+    stored[1][0] = "antigravity:Colour"
+    with pytest.raises(IncompatibleState, match="antigravity"):
+        states_of(images, values)
+    assert "antigravity" not in sys.modules
+
+
+def test_an_enumeration_that_could_not_be_found_again_is_refused() -> None:
+    local = enum.Enum("local", "A B")
+    local.__qualname__ = "nowhere"
+    with pytest.raises(SetupError, match=r"it\['x'\]"):
+        round_trip({"x": local.A})
 
 
 @given(

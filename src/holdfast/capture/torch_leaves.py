@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.capture.path_values import PATHS, decode_path, encode_path
 from holdfast.capture.torch_shards import is_sharded, local_of, region_of
+from holdfast.capture.torch_subclasses import has_parts, put_together, take_apart
 from holdfast.errors import CorruptCheckpoint, SetupError
 from holdfast.format.array_types import array_type_from, describe_array_type
-from holdfast.format.tree import SCALAR, TENSOR, Leaves
+from holdfast.format.scalars import decode_enum
+from holdfast.format.tree import SCALAR, TENSOR, WRAPPED, Leaves
 
 # torch type -> safetensors code. A type that is missing here is stored as raw bytes with its name beside.
 CODES: dict[torch.dtype, str] = {
@@ -49,6 +52,8 @@ def _device_from_text(text: Any) -> torch.device:
 
 
 def _recognise(kind: type) -> int | None:
+    if issubclass(kind, torch.Tensor) and has_parts(kind):
+        return WRAPPED
     if issubclass(kind, torch.Tensor) or kind is np.ndarray:
         return TENSOR
     return SCALAR if issubclass(kind, torch.device) else None
@@ -57,6 +62,7 @@ def _recognise(kind: type) -> int | None:
 TORCH_LEAVES = Leaves(
     tensors={torch.Tensor, torch.nn.Parameter, np.ndarray},
     scalars={
+        **dict.fromkeys(PATHS.values(), encode_path),
         torch.Size: lambda v: ["torch.Size", list(v)],
         torch.dtype: lambda v: ["torch.dtype", dtype_name(v)],
         torch.device: lambda v: ["torch.device", str(v)],
@@ -65,8 +71,12 @@ TORCH_LEAVES = Leaves(
         "torch.Size": torch.Size,
         "torch.dtype": dtype_from_name,
         "torch.device": _device_from_text,
+        "enum": decode_enum,
+        "path": decode_path,
     },
     recognise=_recognise,
+    take_apart=take_apart,
+    put_together=put_together,
 )
 
 
@@ -92,7 +102,7 @@ def _why_not_storable(tensor: torch.Tensor) -> str | None:
     if torch.nn.parameter.is_lazy(tensor):
         return "a lazy parameter that has no values yet; run one forward pass first"
     if hasattr(tensor, "__tensor_flatten__"):
-        return f"a {type(tensor).__name__}, a tensor subclass made of several tensors"
+        return f"a part of a DTensor that is itself a {type(tensor).__name__}, made of several tensors"
     return None
 
 
@@ -138,8 +148,10 @@ def leaf_from_bytes(entry: dict[str, Any], code: str, shape: Sequence[int], raw:
     dtype_ = dtype_from_name(entry["dtype"]) if "dtype" in entry else _BY_CODE[code]
     tensor = raw.view(dtype_).reshape(tuple(entry.get("shape", shape)))
     if "stride" in entry:
-        strided = torch.empty_strided(tensor.shape, _checked_stride(tensor, entry["stride"]), dtype=dtype_)
-        return strided.copy_(tensor)
+        # Bytes as bytes: torch holds types of 1 to 7 bits and does not copy them.
+        plain = tensor.view(torch.uint8) if dtype_.itemsize == 1 else tensor
+        stride = _checked_stride(tensor, entry["stride"])
+        return torch.empty_strided(plain.shape, stride, dtype=plain.dtype).copy_(plain).view(dtype_)
     return tensor
 
 

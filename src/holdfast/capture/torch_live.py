@@ -56,6 +56,8 @@ def _parameter(item: TrackedOptimizer, path: tuple[Any, ...], shape: Sequence[in
 
 def _follow(value: Any, path: Sequence[Any]) -> Any:
     for part in path:
+        if isinstance(value, torch.Tensor):
+            return None  # The path goes on into what it is made of.
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):

@@ -19,7 +19,7 @@ from holdfast.capture.torch_leaves import CODES, TORCH_LEAVES, as_tensor, descri
 from holdfast.capture.torch_shards import Sharing, is_sharded, local_of, spread, writes_it
 from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
-from holdfast.format.tree import Flat, flatten, show_path, skeleton
+from holdfast.format.tree import Flat, flatten, show_path, skeleton, tensor_paths
 
 METADATA_KEY = "holdfast.skeleton"
 STATE_FILE = "state.safetensors"
@@ -107,6 +107,10 @@ class StatePlan:
                 return None
             tensors[index] = as_tensor(array, "array")
         whole = {index: tensors[index] for index in self.sharded}
+        first = 0
+        for part in parts:
+            whole.update({first + i: wrapper for i, wrapper in part.flat.wrappers.items()})
+            first += len(part.flat.tensors)
         for index in self.sharded:
             tensors[index] = local_of(tensors[index])
         # A loop that keeps nothing: 12,000 fresh tuples would wake the garbage collector at every save.
@@ -153,8 +157,9 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
         for part in members:
             seen: dict[tuple[Any, ...], tuple[int, str]] = {}
             entries: list[dict[str, Any]] = []
-            paths = _tensor_paths(part)
-            for leaf, path in zip(part.flat.tensors, paths, strict=True):
+            paths = tensor_paths(part.state, TORCH_LEAVES, part.key)
+            wrappers = part.flat.wrappers
+            for inside, (leaf, path) in enumerate(zip(part.flat.tensors, paths, strict=True)):
                 label = show_path(path)
                 tensor = as_tensor(leaf, label)
                 if isinstance(leaf, np.ndarray):
@@ -170,7 +175,9 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
                     if _is_mine(leaf, name, owners, sharing):
                         specs.append(_spec(tensor, name))
                         stored.append(position)
-                        located.append((image_index, name, tensor, id(leaf) in lazy_ids, label))
+                        located.append(
+                            (image_index, name, tensor, id(wrappers.get(inside, leaf)) in lazy_ids, label)
+                        )
                 if is_sharded(leaf):
                     sharded.append(position)
                 if id(leaf) in owners:
@@ -276,21 +283,3 @@ def _tensor_name(part: Part, path: tuple[Any, ...], taken: set[str]) -> str:
         name = f"{name[:100]}~{hashlib.sha256(repr((path, len(taken))).encode()).hexdigest()[:12]}"
     taken.add(name)
     return name
-
-
-def _tensor_paths(part: Part) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
-    tensor_types = (torch.Tensor, np.ndarray)
-
-    def visit(value: Any, path: tuple[Any, ...]) -> None:
-        if isinstance(value, tensor_types):
-            found.append(path)
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                visit(item, (*path, key))
-        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-            for index, item in enumerate(value):
-                visit(item, (*path, index))
-
-    visit(part.state, (part.key,))
-    return found

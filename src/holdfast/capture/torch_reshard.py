@@ -219,6 +219,8 @@ def _tensor_entries(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[An
     for kind, content in node.items():
         if kind == "tensor":
             yield path, content
+        elif kind == "wrapped":
+            yield from _tensor_entries(content, path)
         elif kind in ("dict", "odict", "counter", "defaultdict"):
             for key, item in content:
                 yield from _tensor_entries(item, (*path, decode_key(key, TORCH_LEAVES)))

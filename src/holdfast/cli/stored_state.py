@@ -45,7 +45,9 @@ def _foreign(tag: str) -> Any:
     return lambda payload: ForeignValue(tag, json.dumps(payload))
 
 
-_LEAVES = Leaves(decoders={tag: _foreign(tag) for tag in ("torch.Size", "torch.dtype", "torch.device")})
+_LEAVES = Leaves(
+    decoders={tag: _foreign(tag) for tag in ("torch.Size", "torch.dtype", "torch.device", "enum", "path")}
+)
 
 # A path as the user's containers have it. Keys are kept apart by their repr: 1 is not "1".
 Path = tuple[str, ...]

@@ -100,6 +100,8 @@ class Deferral:
                 tensors[i] = tensor
                 if position in self._sharded:
                     counters[i] = leaf
+                elif position - first in part.flat.wrappers:
+                    counters[i] = part.flat.wrappers[position - first]
         for i, container, key, form in self._eager:
             buffer = container.get(key)
             if buffer is None or not _has_form(buffer, form):

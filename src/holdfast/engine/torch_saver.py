@@ -19,7 +19,7 @@ from holdfast.engine.background import Worker
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.torch_snapshots import Snapshots, Taken
 from holdfast.engine.writers import Writer
-from holdfast.errors import HoldfastError, InternalError, SaveError, TornSnapshot
+from holdfast.errors import HoldfastError, InternalError, SaveError, SetupError, TornSnapshot
 from holdfast.events import Emit, SaveCommitted, SaveFailed, SnapshotTaken, SnapshotTorn
 from holdfast.format.manifest import Parent, utc_text
 
@@ -89,6 +89,11 @@ class Saver:
         started = self._clock.monotonic()
         try:
             taken = self._snapshots.take(blocking=blocking, slot_timeout=slot_timeout)
+        except SetupError as error:
+            # A state that cannot be stored will not be at the next save either. Nobody must learn at the end
+            # of a training that it has no checkpoint.
+            self._failed_at_once(handle, request, error)
+            raise
         except HoldfastError as error:
             return self._failed_at_once(handle, request, error)
         except Exception as error:  # noqa: BLE001  state_dict() is the user's code; carried by the handle

@@ -38,7 +38,7 @@ from holdfast.engine.torch_steppers import Steppers
 from holdfast.engine.torch_unheard import Unheard
 from holdfast.engine.torch_weight_watch import WeightWatch
 from holdfast.engine.writers import writer_for
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, SetupError
 from holdfast.events import (
     Event,
     RunEnded,
@@ -368,7 +368,7 @@ class Session:
             self.saves.now(reason).wait()
         except HoldfastError as error:
             log.error("holdfast: the last checkpoint (step %d) was not saved: %s", self.state.step, error)
-            if self._settings.on_save_error == "raise":
+            if self._settings.on_save_error == "raise" or isinstance(error, SetupError):
                 raise
 
     def _is_durable(self, how: str) -> bool:

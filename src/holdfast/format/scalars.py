@@ -10,11 +10,13 @@ import base64
 import math
 import struct
 from collections.abc import Callable
+from enum import Enum, Flag
 from typing import Any
 
 import numpy as np
 
-from holdfast.errors import CorruptCheckpoint
+from holdfast.errors import CorruptCheckpoint, IncompatibleState
+from holdfast.format.loaded_names import class_named, is_named, name_of_class
 
 # Integers up to here survive readers that hold every number as a double.
 _SAFE_INTEGER = 2**53
@@ -47,6 +49,26 @@ def _encode_numpy(value: np.generic) -> Any:
     if np.dtype(code).type is not type(value):
         code = value.dtype.char  # C's long long, which is as long as int64 and yet another type
     return ["numpy", [code, value.tobytes().hex()]]
+
+
+def encode_enum(value: Enum) -> Any:
+    """By its name; a combination of flags has none, and is its number."""
+    kind = name_of_class(type(value), repr(value))
+    return ["enum", [kind, None, value.value] if isinstance(value, Flag) else [kind, value.name]]
+
+
+def decode_enum(payload: Any) -> Any:
+    """For programs that know the class; others may show the payload."""
+    kind = class_named(payload[0], Enum, "a value")
+    try:
+        return kind(payload[2]) if payload[1] is None else kind[payload[1]]
+    except (KeyError, ValueError) as error:
+        raise IncompatibleState(f"{payload[0]} has no member {str(payload[1:])[:80]}") from error
+
+
+def is_scalar(kind: type) -> bool:
+    """Whether a class that is not listed below is one of ours after all."""
+    return issubclass(kind, Enum) and is_named(kind)
 
 
 def _itself(value: Any) -> Any:

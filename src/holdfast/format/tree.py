@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import CorruptCheckpoint, SetupError
-from holdfast.format.scalars import ENCODERS, Decoder, Encoder, decode_scalar
+from holdfast.format.scalars import ENCODERS, Decoder, Encoder, decode_scalar, encode_enum, is_scalar
 
 MAX_DEPTH = 100
 
 # How a type is treated. Mappings and sequences are walked, leaves are collected.
-MAPPING, SEQUENCE, SCALAR, TENSOR = 1, 2, 3, 4
+# A wrapped tensor is one that is made of others: walked like a mapping of them.
+MAPPING, SEQUENCE, SCALAR, TENSOR, WRAPPED = 1, 2, 3, 4, 5
 _SCALAR_LEAF, _TENSOR_LEAF = (SCALAR, ""), (TENSOR, "")
+_LEAF_KINDS = {SCALAR: _SCALAR_LEAF, TENSOR: _TENSOR_LEAF, WRAPPED: (WRAPPED, "wrapped")}
 
 _CONTAINERS: dict[type, tuple[int, str]] = {
     dict: (MAPPING, "dict"),
@@ -44,8 +46,11 @@ class Leaves:
     tensors: set[type] = field(default_factory=set)
     scalars: dict[type, Encoder] = field(default_factory=dict)
     decoders: dict[str, Decoder] = field(default_factory=dict)
-    # Asked for a type seen for the first time: is it one of mine? Answers TENSOR, SCALAR or None.
+    # Asked for a type seen for the first time: is it one of mine? Answers TENSOR, SCALAR, WRAPPED or None.
     recognise: Callable[[type], int | None] = lambda kind: None
+    # Of a wrapped tensor: what stays as it is, and what it consists of. And the tensor again.
+    take_apart: Callable[[Any, str], tuple[list[Any], Any]] = lambda value, where: ([], value)
+    put_together: Callable[[Any, Any], Any] = lambda said, content: content["parts"]
 
     def __post_init__(self) -> None:
         self.known_kinds: dict[type, tuple[int, str]] = dict(_CONTAINERS)
@@ -56,12 +61,12 @@ class Leaves:
 
     def kind(self, of: type) -> tuple[int, str] | None:
         known = self.known_kinds.get(of)
-        if known is None and (found := self.recognise(of)) is not None:
-            known = self.known_kinds[of] = _TENSOR_LEAF if found == TENSOR else _SCALAR_LEAF
+        if known is None and (found := SCALAR if is_scalar(of) else self.recognise(of)) is not None:
+            known = self.known_kinds[of] = _LEAF_KINDS[found]
         return known
 
     def encode(self, value: Any) -> Any:
-        encoder = ENCODERS.get(type(value)) or self.scalars[type(value)]
+        encoder = ENCODERS.get(type(value)) or self.scalars.get(type(value)) or encode_enum
         return encoder(value)
 
 
@@ -72,6 +77,8 @@ class Flat:
     shape: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
+    # By the index of a tensor: the one that it is a part of.
+    wrappers: dict[int, Any] = field(default_factory=dict)
 
 
 def show_path(path: Path) -> str:
@@ -103,6 +110,13 @@ def _walk(value: Any, flat: Flat, leaves: Leaves, path: Path) -> None:
         return
     if len(path) > MAX_DEPTH:
         raise SetupError(f"{show_path(path[:4])}… is nested more than {MAX_DEPTH} deep, or contains itself")
+    if kind == WRAPPED:
+        said, content = leaves.take_apart(value, show_path(path))
+        shape += (name, said)
+        first = len(flat.tensors)
+        _walk(content, flat, leaves, path)
+        flat.wrappers.update(dict.fromkeys(range(first, len(flat.tensors)), value))
+        return
     shape += (name, len(value), *_container_details(value, name, path))
     is_mapping = kind == MAPPING
     for key, item in value.items() if is_mapping else enumerate(_ordered(value, name)):
@@ -122,6 +136,27 @@ def _walk(value: Any, flat: Flat, leaves: Leaves, path: Path) -> None:
             flat.values.append(item)
         else:
             _walk(item, flat, leaves, (*path, key))
+
+
+def tensor_paths(state: Any, leaves: Leaves, root: str = "state") -> list[Path]:
+    """Where each of the tensors that `flatten` finds lies, in its order."""
+    found: list[Path] = []
+
+    def visit(value: Any, path: Path) -> None:
+        kind, name = leaves.kind(type(value)) or _SCALAR_LEAF
+        if kind == TENSOR:
+            found.append(path)
+        elif kind == WRAPPED:
+            visit(leaves.take_apart(value, show_path(path))[1]["parts"], path)
+        elif kind == MAPPING:
+            for key, item in value.items():
+                visit(item, (*path, key))
+        elif kind == SEQUENCE:
+            for index, item in enumerate(_ordered(value, name)):
+                visit(item, (*path, index))
+
+    visit(state, (root,))
+    return found
 
 
 def _ordered(value: Any, name: str) -> Any:
@@ -164,6 +199,9 @@ def skeleton(state: Any, leaves: Leaves, tensor_entry: Iterator[Any], root: str 
         if kind == SCALAR:
             return next(counter)
         node: dict[str, Any] = {}
+        if kind == WRAPPED:
+            said, content = leaves.take_apart(value, show_path(path))
+            return {name: build(content, path), "with": said}
         if kind == MAPPING:
             node[name] = [[_encode_key(k, leaves, path), build(v, (*path, k))] for k, v in value.items()]
         else:
@@ -195,6 +233,8 @@ def inflate(node: Any, values: list[Any], tensor: Callable[[Any], Any], leaves: 
         ((name, content),) = ((k, v) for k, v in node.items() if k != "with")
         if name == "tensor":
             return tensor(content)
+        if name == "wrapped":
+            return leaves.put_together(node["with"], inflate(content, values, tensor, leaves))
         if name in ("dict", "odict", "counter", "defaultdict"):
             pairs = [(decode_key(k, leaves), inflate(v, values, tensor, leaves)) for k, v in content]
             return _build_mapping(name, pairs, node.get("with"))

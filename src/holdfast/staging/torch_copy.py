@@ -17,6 +17,11 @@ from holdfast.staging.slots import Slot
 
 # Below this, the cost of a call outweighs the cost of the copy.
 _SMALL_BYTES = 64 << 10
+_BYTES_ONLY = frozenset(
+    getattr(torch, name)
+    for name in (f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+    if hasattr(torch, name)
+)
 
 
 class Placed(Protocol):
@@ -49,16 +54,25 @@ class CopyGroup:
     def of(positions: Sequence[int], places: Sequence[Placed]) -> CopyGroup:
         sizes = {i: places[i].stop - places[i].start for i in positions}
         return CopyGroup(
-            small=tuple(i for i in positions if 0 < sizes[i] < _SMALL_BYTES),
-            large=tuple(i for i in positions if sizes[i] >= _SMALL_BYTES),
+            small=tuple(i for i in positions if 0 < sizes[i] < _SMALL_BYTES and _is_copied(places[i])),
+            large=tuple(i for i in positions if sizes[i] >= (_SMALL_BYTES if _is_copied(places[i]) else 1)),
         )
 
 
+def _is_copied(place: Placed) -> bool:
+    return place.dtype not in _BYTES_ONLY
+
+
+def source_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What to copy of a tensor: its bytes, where torch can hold a type and not copy it (1 to 7 bits)."""
+    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_ONLY else tensor
+
+
 def host_view(slot: Slot, place: Placed) -> torch.Tensor:
-    """The bytes of `place` as a tensor of its own type and shape."""
+    """The bytes of `place` as a tensor of its own type and shape, for what `source_of` gives."""
     memory = slot.images[place.image].memory.view
     flat = torch.frombuffer(memory, dtype=torch.uint8)[place.start : place.stop]
-    return flat.view(place.dtype).view(place.shape)
+    return flat.view(place.dtype if _is_copied(place) else torch.uint8).view(place.shape)
 
 
 def copy_group(
@@ -86,4 +100,4 @@ def _copy_large(place: Placed, tensor: torch.Tensor, slot: Slot) -> None:
         ctypes.memmove(target, tensor.data_ptr(), nbytes)
     else:
         # Row by row in logical order, conjugation and negation resolved: what any safetensors reader expects.
-        host_view(slot, place).copy_(tensor)
+        host_view(slot, place).copy_(source_of(tensor))

@@ -18,7 +18,7 @@ import torch
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, SaveError, TornSnapshot
 from holdfast.staging.slots import ImageBytes, Lease
-from holdfast.staging.torch_copy import CopyGroup, Placed, copy_group, host_view
+from holdfast.staging.torch_copy import CopyGroup, Placed, copy_group, host_view, source_of
 from holdfast.staging.torch_device import Device, Devices, Pairs, Ticket
 from holdfast.staging.torch_guard import Guard, Note
 
@@ -139,7 +139,7 @@ class Snapshot:
         need = sum(self._plan.places[i].stop - self._plan.places[i].start for i in everything)
         if need <= device.free_bytes() * (1 - DEVICE_MARGIN):
             try:
-                clones = device.clone([self._tensors[i] for i in everything])
+                clones = device.clone([source_of(self._tensors[i]) for i in everything])
             except (torch.OutOfMemoryError, MemoryError):
                 pass  # Measured free a moment ago, taken since: copy straight to the host instead.
             else:
@@ -174,7 +174,7 @@ class Snapshot:
 
     def _pairs(self, sources: Sequence[torch.Tensor], positions: Sequence[int]) -> Pairs:
         slot, places = self.lease.slot, self._plan.places
-        return [(t, host_view(slot, places[i])) for t, i in zip(sources, positions, strict=True)]
+        return [(source_of(t), host_view(slot, places[i])) for t, i in zip(sources, positions, strict=True)]
 
     def finish(self) -> None:
         """Copy the rest and check that nothing moved. Never raises: the outcome is in `error`."""

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.format.image import ImageLayout
 from holdfast.staging.slots import HostMemory, anonymous_memory
-from holdfast.staging.torch_copy import Placed
+from holdfast.staging.torch_copy import Placed, source_of
 
 
 class StreamedImage:
@@ -45,7 +45,7 @@ class StreamedImage:
     def _bytes_of(self, place: Placed, tensor: torch.Tensor) -> torch.Tensor:
         if self._current is None or self._current[0] is not place:
             with torch.no_grad():
-                plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+                plain = source_of(tensor.detach()).resolve_conj().resolve_neg().cpu().contiguous()
             # One tensor at a time: this is what keeps the memory small.
             self._current = (place, plain.reshape(-1).view(torch.uint8))
         return self._current[1]
