@@ -15,7 +15,7 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Retention
 from holdfast.checkpoints.verify import verify
-from holdfast.errors import SaveError
+from holdfast.errors import SaveError, StoreFull
 from holdfast.events import Event, Flushed, FlushFailed, FlushSkipped, Pruned
 from holdfast.format.manifest import FileRecord
 from holdfast.stores.base import ImageSource
@@ -110,6 +110,24 @@ def test_a_slow_target_blocks_nobody_and_gets_the_newest_next(setting: Setting) 
     assert drain.wait_idle(LIMIT)
     assert setting.steps() == [1, 49]
     assert drain.needed == frozenset()
+
+
+class FullUntilSwept(FolderTarget):
+    """A place that what was begun there has filled."""
+
+    def put(self, name: str, source: ImageSource, expect: FileRecord, *, replace: bool) -> None:
+        if any(begun < name for begun in self.unsettled()):
+            raise StoreFull("no room")
+        super().put(name, source, expect, replace=replace)
+
+
+def test_a_full_target_gives_back_what_was_begun_there_and_never_finished(setting: Setting) -> None:
+    old = setting.save(1)
+    Copier(Ladder([NamedTier("near", setting.near)]), FolderTarget(setting.far)).copy(old)
+    drain = setting.drain(FullUntilSwept(setting.far), retention=Retention())
+    setting.save(2, drain)
+    assert drain.stop(LIMIT) == []
+    assert setting.steps() == [2]
 
 
 def test_a_throttled_copy_gives_up_in_time_and_is_finished_by_the_next(setting: Setting) -> None:

@@ -15,6 +15,7 @@ from holdfast.checkpoints.verify import verify
 from holdfast.errors import StoreError
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.stores.base import Store
+from holdfast.stores.leftovers import sweep
 
 __all__ = ["Best", "Ledger", "Pruning", "Retention", "parse_keep", "prune"]
 
@@ -134,9 +135,7 @@ def _retire(
 def _sweep(store: Store) -> tuple[list[str], list[tuple[str, str]]]:
     swept: list[str] = []
     try:
-        for name in store.leftovers():
-            store.abandon(name)
-            swept.append(name)
+        sweep(store, swept)
     except StoreError as error:
         return swept, [("leftovers", error.message)]
     return swept, []

@@ -13,7 +13,7 @@ import os
 from typing import Self
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import CorruptCheckpoint, InternalError, StoreFull, StoreNotFound
+from holdfast.errors import CorruptCheckpoint, InternalError, StoreError, StoreFull, StoreNotFound
 from holdfast.format.manifest import FileRecord, utc_text
 from holdfast.format.names import is_file_name, parse_checkpoint_name
 from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal
@@ -24,7 +24,7 @@ from holdfast.stores.durable_write import write_image, write_small
 from holdfast.stores.folders import Folders
 from holdfast.stores.identity import Identity, make_identity, read_identity
 from holdfast.stores.io import StoreIO
-from holdfast.stores.leftovers import Unfinished, Watch, is_abandoned
+from holdfast.stores.leftovers import GRACE_SECONDS, Unfinished, Watch, is_abandoned, sweep
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.owner import is_alive, this_process
 from holdfast.stores.posix import PosixIO
@@ -57,7 +57,7 @@ class DirectoryStore:
         properties: StoreProperties = SHARED_DISK,
         uuid: str | None = None,
         spare_bytes: int = 16 << 20,
-        grace_seconds: float = 3600.0,
+        grace_seconds: float = GRACE_SECONDS,
         threads: int = 3,
     ) -> None:
         self.where = os.path.abspath(os.fspath(path))
@@ -109,10 +109,20 @@ class DirectoryStore:
         with store_errors("claim", self.where), self._folders.root(create=True) as root:
             locked = self._seat.lock(root, WRITERS, take_over=take_over)
             try:
-                return self._sit_down(root, at_least, check_owner=not locked and not take_over)
+                epoch = self._sit_down(root, at_least, check_owner=not locked and not take_over)
             except BaseException:
                 self._seat.release()
                 raise
+        # Now, and not behind the next commit: on a disk that they fill there would be none.
+        self._sweep()
+        return epoch
+
+    def _sweep(self) -> None:
+        """What dead writers left goes, as far as that is possible: too much litter hurts only where it fills
+        the disk, and there the next save says so."""
+        if not self._seat.is_guest:
+            with contextlib.suppress(StoreError, InternalError):
+                sweep(self)
 
     def join(self, writer_epoch: int) -> None:
         """Write beside the process that claimed `writer_epoch`: another rank of the same job.
@@ -162,6 +172,9 @@ class DirectoryStore:
             self._require_unfenced(root)
             free = self._io.free_bytes(root)
             if free < need_bytes + self._spare_bytes:
+                self._sweep()
+                free = self._io.free_bytes(root)
+            if free < need_bytes + self._spare_bytes:
                 raise StoreFull(
                     f"cannot begin {name} in {self.where}: it needs {format_bytes(need_bytes)}"
                     f" and {format_bytes(free)} are free",
@@ -181,8 +194,13 @@ class DirectoryStore:
         self._require_ours(name)
         if not is_file_name(source.name):
             raise InternalError(f"{source.name!r} may not name a file of a checkpoint")
-        with self._folders.inside(CKPT, name, doing=f"write {source.name}") as place:
-            return write_image(self._io, place, source, threads=self._threads)
+        try:
+            with self._folders.inside(CKPT, name, doing=f"write {source.name}") as place:
+                return write_image(self._io, place, source, threads=self._threads)
+        except StoreFull:
+            # A quota, or somebody else took the room. The next save finds what can be given back.
+            self._sweep()
+            raise
 
     def publish(self, name: str, manifest: bytes) -> None:
         self._require_ours(name)
@@ -239,9 +257,12 @@ class DirectoryStore:
         self.abandon(name)
 
     def _remove_our_files(self, place: int, names: list[str]) -> bool:
-        """Whether nothing is left. The tombstone goes last, and stays while anything foreign does."""
+        """Whether nothing is left. The tombstone goes last, and stays while anything foreign does.
+
+        What is about to become the manifest goes first: if it has become it since we looked, it is not there,
+        nothing else is touched, and the checkpoint is committed and whole."""
         foreign = False
-        for name in sorted(set(names) - {DEAD}):
+        for name in sorted(set(names) - {DEAD}, key=lambda name: (name != PART, name)):
             if (name in RECORDS or is_file_name(name)) and self._io.kind(place, name) == "file":
                 self._io.unlink(place, name)
             else:

@@ -1,11 +1,36 @@
-"""Which unfinished places may be cleared away: those whose writer cannot come back to finish them."""
+"""Which unfinished places may be cleared away: those whose writer cannot come back to finish them.
+
+A writer with a lower epoch than ours can never commit again: it looks at the claims right before it does, and
+ours is there. That holds once it can see our claim; a network file system may show it an old listing for a
+minute. So where nobody can know whether a writer lives (a pod that was replaced, another machine), its places
+wait for twice that long, and not for ever.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from holdfast.format.names import CheckpointName
+
+# NFS keeps the attributes of a directory for up to 60 s (acdirmax).
+GRACE_SECONDS = 120.0
+
+
+class Sweepable(Protocol):
+    def leftovers(self) -> list[str]: ...
+
+    def abandon(self, name: str) -> None: ...
+
+
+def sweep(store: Sweepable, swept: list[str] | None = None) -> list[str]:
+    """Remove what dead writers left; the names that went, also in `swept` where one cannot be removed."""
+    gone = swept if swept is not None else []
+    for name in store.leftovers():
+        store.abandon(name)
+        gone.append(name)
+    return gone
 
 
 @dataclass(frozen=True)

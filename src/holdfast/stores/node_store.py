@@ -17,6 +17,7 @@ from dataclasses import replace as changed
 
 from holdfast.errors import CorruptCheckpoint, InternalError, StoreError, StoreFull, StoreNotFound
 from holdfast.format.manifest import FileRecord, parse_manifest
+from holdfast.format.names import parse_checkpoint_name
 from holdfast.format.sealed import check_seal
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.directory import CKPT, DEAD, MANIFEST, SECOND, DirectoryStore
@@ -35,7 +36,8 @@ NODE_DISK = StoreProperties(
 
 class NodeStore:
     """Satisfies Store and NodeSide. The processes of one node write here, each its own files, and one of them
-    settles; any number may read.
+    settles; any number may read. With `makes_room`, what was left unsettled by earlier attempts goes where
+    room is lacking.
 
     >>> node = NodeStore("/local/nvme/run")
     >>> node.put(name, source, expect=record)        # into a committed place, or into one that is to be
@@ -51,6 +53,7 @@ class NodeStore:
         uuid: str | None = None,
         spare_bytes: int = 16 << 20,
         threads: int = 2,
+        makes_room: bool = False,
     ) -> None:
         self._io: StoreIO = io if io is not None else PosixIO()
         self._committed = DirectoryStore(path, io=self._io, properties=properties)
@@ -59,6 +62,7 @@ class NodeStore:
         self._wanted_uuid = uuid
         self._spare_bytes = spare_bytes
         self._threads = threads
+        self._makes_room = makes_room
         self._places = NodePlaces(self._io, self.where)
         self._being_written: set[str] = set()
         self._last_listed: tuple[str, dict[str, FileRecord]] = ("", {})
@@ -245,11 +249,23 @@ class NodeStore:
 
     def _require_room(self, directory: int, size: int, name: str) -> None:
         free = self._io.free_bytes(directory)
+        if free < size + self._spare_bytes and self._makes_room:
+            self._sweep_before(name)
+            free = self._io.free_bytes(directory)
         if free < size + self._spare_bytes:
             raise StoreFull(
                 f"{name} needs {format_bytes(size)} more in {self.where} and {format_bytes(free)} are free",
                 hint="free space, keep fewer checkpoints, or protect them with less",
             )
+
+    def _sweep_before(self, name: str) -> None:
+        """What earlier attempts of the job began here and never settled: nobody will."""
+        mine = parse_checkpoint_name(name)
+        with contextlib.suppress(StoreError, InternalError):
+            for left in self.leftovers():
+                other = parse_checkpoint_name(left)
+                if mine and other and other.writer_epoch < mine.writer_epoch:
+                    self.abandon(left)
 
     def _size(self, place: int, file: str) -> int | None:
         try:

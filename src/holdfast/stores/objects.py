@@ -19,7 +19,7 @@ from holdfast.format.names import is_file_name, parse_checkpoint_name
 from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal, seal
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.bucket import Bucket, KeyTaken
-from holdfast.stores.leftovers import Unfinished, Watch, is_abandoned
+from holdfast.stores.leftovers import GRACE_SECONDS, Unfinished, Watch, is_abandoned
 from holdfast.stores.object_claims import ObjectClaims
 from holdfast.stores.object_file import ObjectFile
 from holdfast.stores.object_identity import make_identity, read_identity
@@ -51,7 +51,7 @@ class ObjectStore:
         clock: Clock | None = None,
         properties: StoreProperties = BUCKET,
         uuid: str | None = None,
-        grace_seconds: float = 3600.0,
+        grace_seconds: float = GRACE_SECONDS,
         patience: Patience | None = None,
     ) -> None:
         self.where = bucket.where

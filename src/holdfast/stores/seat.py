@@ -28,6 +28,11 @@ class WriterSeat:
         return self._claim is not None and self._pid == os.getpid()
 
     @property
+    def is_guest(self) -> bool:
+        """Whether another process holds the claim: what it has in progress, only that one knows."""
+        return self._claim is not None and self._claim.owner is None
+
+    @property
     def epoch(self) -> int:
         if self._claim is None or not self.is_mine:
             raise SetupError(

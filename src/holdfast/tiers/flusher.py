@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.clock import Clock
-from holdfast.errors import Fenced, HoldfastError, InternalError, SaveError, StoreError
+from holdfast.errors import Fenced, HoldfastError, InternalError, SaveError, StoreError, StoreFull
 from holdfast.events import Emit, Flushed, FlushFailed, FlushSkipped, Pruned
 from holdfast.format.manifest import Manifest
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
@@ -203,7 +203,12 @@ class Flusher:
         manifest = self._copier.manifest(name)
         if name not in self.tier.target.store.names():
             files = self._share.files(manifest) if self._share.files else None
-            self._copier.copy(name, files)
+            try:
+                self._copier.copy(name, files)
+            except StoreFull:
+                # What an earlier process began may be what fills it. Tried again.
+                self._sweep_before(name)
+                raise
             self._share.publish(self._copier, name)
         with self._changed:
             # At the end the newest is copied first and older ones may follow.
@@ -227,9 +232,7 @@ class Flusher:
             return
         self.ledger.committed.add(name)
         try:
-            for begun in self.tier.target.unsettled():
-                if begun < name:
-                    self.tier.target.sweep(begun)
+            self._sweep_before(name)
             prune(
                 self.tier.target.store,
                 self.tier.retention,
@@ -239,6 +242,13 @@ class Flusher:
             )
         except (StoreError, SaveError, InternalError) as error:
             log.warning("holdfast: older copies in %s stay: %s", self.tier.name, error)
+
+    def _sweep_before(self, name: str) -> None:
+        # Only where this process removes: other ranks may still be filling what they began.
+        if self.tier.retention is not None:
+            for begun in self.tier.target.unsettled():
+                if begun < name:
+                    self.tier.target.sweep(begun)
 
     def _retired(self, name: str, why: str) -> None:
         self._emit(Pruned(time=self._clock.wall(), name=name, why=f"{self.tier.name}: {why}"))

@@ -90,7 +90,7 @@ def open_node_store(tier: Tier, run_uuid: str, node: str) -> NodeStore:
     if tier.kind == "memory":
         for folder in (default_root(), _base(tier)):
             make_private(folder)
-    return NodeStore(node_folder(tier, run_uuid, node), uuid=run_uuid)
+    return NodeStore(node_folder(tier, run_uuid, node), uuid=run_uuid, makes_room=True)
 
 
 def nodes_here(tier: Tier, run_uuid: str) -> list[str]:

@@ -27,7 +27,7 @@ def open_tier(tier: Tier, run: str, uuid: str) -> Store:
     if tier.kind == "objects":
         store = open_store(tier.location, uuid=uuid)
     elif tier.is_node_local:
-        store = NodeStore(tier.path, uuid=uuid)
+        store = NodeStore(tier.path, uuid=uuid, makes_room=True)
     else:
         store = DirectoryStore(tier.path, uuid=uuid)
     require_same_run(store, uuid)
