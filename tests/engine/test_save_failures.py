@@ -3,6 +3,8 @@
 import errno
 import logging
 import os
+import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,11 @@ from holdfast.errors import (
     SetupError,
     StoreError,
     StoreFull,
+    StoreNotFound,
 )
+from holdfast.events import RunEnded
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.journal import read_events
 from holdfast.stores.posix import PosixIO
 from holdfast.testing.forwarding_io import ForwardingIO
 
@@ -129,7 +134,7 @@ def test_waiting_for_a_failed_save_raises_why(tmp_path: Path, disk: Troubled) ->
 
 
 @pytest.mark.parametrize("mode", ["warn", "raise"])
-def test_a_last_save_that_fails_is_said_at_the_exit(
+def test_a_run_whose_last_state_is_not_saved_does_not_end_well(
     tmp_path: Path, disk: Troubled, caplog: pytest.LogCaptureFixture, mode: Any
 ) -> None:
     script = Script(tmp_path, on_save_error=mode)
@@ -139,13 +144,59 @@ def test_a_last_save_that_fails_is_said_at_the_exit(
             script.step()
             disk.trouble = errno.EIO
 
-    if mode == "raise":
+    with pytest.raises(StoreError, match=r"Input/output"):
+        train()
+    assert "the last state (step 1) is not saved" in caplog.text
+    assert holdfast.checkpoints(tmp_path) == []
+    ended = [e for e in read_events(str(tmp_path)) if isinstance(e, RunEnded)]
+    assert [e.how for e in ended] in ([], ["error"])  # the journal is on the same disk
+
+
+def test_an_error_outside_the_last_state_is_not_the_runs_own_end(tmp_path: Path, disk: Troubled) -> None:
+    """The code behind the block runs if, and only if, the state is saved."""
+    script = Script(tmp_path)
+    with script.run as run:
+        script.step()
+        disk.trouble = errno.EIO
+        settled(run.save_now())
+        script.step()
+        disk.trouble = None
+    assert holdfast.checkpoints(tmp_path)[0].step == 2
+
+
+def test_a_block_that_is_left_by_sys_exit_is_saved(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+
+    def train() -> None:
+        with script.run:
+            script.step()
+            sys.exit()
+
+    with pytest.raises(SystemExit):
+        train()
+    assert [c.step for c in holdfast.checkpoints(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("on_stop", ["exit", "return"])
+def test_a_stopped_run_whose_state_is_not_saved_does_not_end_well(
+    tmp_path: Path, disk: Troubled, on_stop: Any
+) -> None:
+    script = Script(tmp_path, on_stop=on_stop)
+
+    def train() -> None:
+        with script.run as run:
+            for _ in run.steps(9):
+                script.step()
+                disk.trouble = errno.EIO
+                signal.raise_signal(signal.SIGTERM)
+
+    if on_stop == "exit":
+        with pytest.raises(SystemExit) as left:
+            train()
+        assert left.value.code == 1
+    else:
         with pytest.raises(StoreError):
             train()
-    else:
-        train()
-    assert "the last checkpoint (step 1) was not saved" in caplog.text
-    assert holdfast.checkpoints(tmp_path) == []
 
 
 def test_a_save_in_flight_at_the_exit_that_fails_is_taken_again(tmp_path: Path, disk: Troubled) -> None:
@@ -193,21 +244,28 @@ def test_a_save_that_was_begun_before_the_exception_is_still_committed(tmp_path:
     assert [c.step for c in holdfast.checkpoints(tmp_path)] == [1]
 
 
+@pytest.mark.parametrize("steps", [0, 3])
 def test_a_disk_that_hangs_is_given_up_after_the_limit(
-    tmp_path: Path, disk: Troubled, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, disk: Troubled, caplog: pytest.LogCaptureFixture, steps: int
 ) -> None:
     script = Script(tmp_path, wait_limit=0.3)
-    with script.run as run:
-        script.step()
-        disk.gate = threading.Event()
-        handle = run.save_now()
-        for _ in range(3):
-            script.step()  # training is not held up
-        with pytest.raises(SaveError, match=r"not durable after"):
-            handle.wait()
+    gate, handles = threading.Event(), []
+
+    def train() -> None:
+        with script.run as run:
+            script.step()
+            disk.gate = gate
+            handles.append(run.save_now())
+            for _ in range(steps):
+                script.step()  # training is not held up
+            with pytest.raises(SaveError, match=r"not durable after"):
+                handles[0].wait()
+
+    with pytest.raises(SaveError, match=r"did not end in time|not durable|no staging memory"):
+        train()
     assert "did not end within" in caplog.text
-    disk.gate.set()
-    assert handle.ended_within(60)
+    gate.set()
+    assert handles[0].ended_within(60)
 
 
 @pytest.mark.parametrize("where", ["write", "publish", "begin"])
@@ -437,16 +495,21 @@ def test_a_vanished_folder_is_said_and_training_goes_on(
 
     folder = tmp_path / "run"
     script = Script(folder)
-    with script.run as run:
-        script.step()
-        run.save_now().wait()
-        # At once: while files are deleted one by one, the journal may be written.
-        folder.rename(tmp_path / "gone")
-        shutil.rmtree(tmp_path / "gone")
-        script.step()
-        settled(run.save_now())
-        script.step()
-        assert "the save of step 2 failed" in caplog.text
+
+    def train() -> None:
+        with script.run as run:
+            script.step()
+            run.save_now().wait()
+            # At once: while files are deleted one by one, the journal may be written.
+            folder.rename(tmp_path / "gone")
+            shutil.rmtree(tmp_path / "gone")
+            script.step()
+            settled(run.save_now())
+            script.step()
+            assert "the save of step 2 failed" in caplog.text
+
+    with pytest.raises(StoreNotFound):
+        train()
     assert script.run.step == 3
 
 

@@ -29,6 +29,9 @@ def said(phase: str, why: str = "") -> Beat:
     ("evidence", "cause"),
     [
         (Evidence(0), "finished"),
+        (Evidence(0, last_beat=said("finished")), "finished"),
+        (Evidence(0, last_beat=said("failed", "the last state is not saved")), "exit code"),
+        (Evidence(0, last_beat=said("stopped", "deadline (SLURM_JOB_END_TIME)")), "time limit"),
         (Evidence(1), "exit code"),
         (Evidence(-9), "signal"),
         (Evidence(137), "signal"),

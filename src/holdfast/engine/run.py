@@ -60,7 +60,8 @@ class Run:
     - `keep`: which checkpoints stay: a number, or words: "latest 3, best 2 of -val_loss, epoch ends"; the
       best are those that `report` told of, and what shall be kept is saved. See docs/policies.md.
     - `seed`: the order of the data is a function of it and of the epoch.
-    - `on_save_error`: "warn" (training goes on, a later boundary tries again) or "raise".
+    - `on_save_error`: "warn" (training goes on, a later boundary tries again) or "raise". If the last state
+      of all cannot be saved, leaving the block raises why, whatever this says.
     - `copy`: "auto", "overlapped" or "blocking"; `memory_limit`: host memory that staging may take.
     - `save_frozen=False` leaves out parameters that do not require gradients.
     - `seed_samples=False` leaves the randomness inside datasets alone; see docs/data.md.
@@ -186,9 +187,10 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session = self._require_open()
-        stopped = isinstance(error, Stopped)
+        # `sys.exit()` inside the block is an end like another.
+        left = isinstance(error, Stopped) or (isinstance(error, SystemExit) and not error.code)
         try:
-            code = session.finish(failed=error is not None and not stopped)
+            code = session.finish(failed=error is not None and not left)
         finally:
             self._loop.close()
             self._session = None

@@ -61,6 +61,7 @@ class Saves:
         self._alone = alone
         self._resumed_bytes = resumed_bytes
         self._saved_at: tuple[int, int] | None = None if resumed_bytes is None else (state.step, state.epoch)
+        self._last: SaveHandle | None = None
         self._names_at: tuple[tuple[int, int], int] = ((-1, -1), 0)
         self._setting_of: tuple[int, str] | None = None
 
@@ -68,6 +69,11 @@ class Saves:
     def is_saved(self) -> bool:
         """Whether the present state is saved, or on its way."""
         return self._saved_at == (self._state.step, self._state.epoch)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the present state is committed."""
+        return self.is_saved and (self._last is None or self._last.outcome == "committed")
 
     @property
     def must_wait(self) -> bool:
@@ -97,7 +103,7 @@ class Saves:
         )
         if handle is not None:
             self.take_all_at_once = False
-            self._saved_at = (state.step, state.epoch)
+            self._saved_at, self._last = (state.step, state.epoch), handle
             self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason))
             self._policy.save_started(now, state.step)
             self._meter.save_started(now, cast(Mode, self.saver.last_mode))

@@ -38,7 +38,7 @@ from holdfast.engine.torch_steppers import Steppers
 from holdfast.engine.torch_unheard import Unheard
 from holdfast.engine.torch_weight_watch import WeightWatch
 from holdfast.engine.writers import writer_for
-from holdfast.errors import HoldfastError, SetupError
+from holdfast.errors import HoldfastError, SaveError, SetupError
 from holdfast.events import (
     Event,
     RunEnded,
@@ -314,34 +314,43 @@ class Session:
     # ---- the end
 
     def finish(self, *, failed: bool) -> int | None:
-        """Returns the exit code of a run that was stopped; None if its work is done, or failed."""
+        """Returns the exit code of a run that was stopped; None if its work is done, or failed. Raises why
+        the last state is not saved: nobody may take such a run for complete."""
         reason = None if self.state.is_complete else self.stopping.reason
         how = "error" if failed else ("stopped" if reason else "finished")
         self._life.finishing(reason or "")
+        unsaved: HoldfastError | None = None
         try:
             try:
                 if not failed:
                     self._last_save(how)
-            except HoldfastError:
+                self._drain(may_raise=not failed)
+                if not failed and not self.saves.is_durable:
+                    raise SaveError(f"the save of step {self.state.step} did not end in time")
+            except HoldfastError as error:
                 self._drain(may_raise=False)
-                raise
-            self._drain(may_raise=not failed)
+                unsaved, reason = error, f"the last state is not saved: {error.message}"
+                log.error("holdfast: the last state (step %d) is not saved: %s", self.state.step, error)
         finally:
-            self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=how, why=reason or ""))
+            ending = "error" if unsaved is not None else how
+            self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=ending, why=reason or ""))
             self._fence.remove()
             self.stopping.close()
             if self._tiers is not None:
-                self._tiers.close(self._settings.wait_limit_seconds, durable=self._is_durable(how))
+                self._tiers.close(self._settings.wait_limit_seconds, durable=ending != "error")
             self._telemetry.flush()
             self.outputs.close()
             self._store.release()
             if self.together is not None:
                 self.together.close(in_order=not failed)
-            self._life.end(how, reason or "")
+            self._life.end(ending, reason or "")
+        if unsaved is not None:
+            is_said = self._settings.on_save_error == "warn" and not isinstance(unsaved, SetupError)
+            if how == "stopped" and self.stopping.on_stop == "exit" and is_said:
+                return exit_codes.STOPPED_UNSAVED
+            raise unsaved
         if how != "stopped":
             return None
-        if not self.saves.is_saved:
-            return exit_codes.STOPPED_UNSAVED
         log.warning("holdfast: stopped at step %d (%s), with a checkpoint", self.state.step, reason)
         return self.stopping.exit_code
 
@@ -364,16 +373,7 @@ class Session:
         reason = f"stopping: {self.stopping.reason}" if how == "stopped" else "the training loop ended"
         # All at once: there is nothing left to hide the copy behind, and no later boundary to try again at.
         self.saves.take_all_at_once = True
-        try:
-            self.saves.now(reason).wait()
-        except HoldfastError as error:
-            log.error("holdfast: the last checkpoint (step %d) was not saved: %s", self.state.step, error)
-            if self._settings.on_save_error == "raise" or isinstance(error, SetupError):
-                raise
-
-    def _is_durable(self, how: str) -> bool:
-        """Whether the last state is where it survives this node."""
-        return how != "error" and self.saves.is_saved
+        self.saves.now(reason).wait()
 
     def _drain(self, *, may_raise: bool) -> None:
         limit = self._settings.wait_limit_seconds

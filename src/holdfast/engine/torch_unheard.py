@@ -33,9 +33,9 @@ class Unheard:
             self._say(
                 "unfenced",
                 f"the weights of {self._steppers.names()} move, but no step of an optimizer is seen (an "
-                "update by hand, or a wrapper without torch's hooks): a boundary at which they moved counts as "
-                "a step, and saves are copied in front of training; what that update remembers is saved only "
-                "if holdfast.Run(...) was given the object that holds it",
+                "update by hand, or a wrapper without torch's hooks): a boundary at which they moved counts "
+                "as a step, and saves are copied in front of training; what that update remembers is saved "
+                "only if holdfast.Run(...) was given the object that holds it",
             )
         if boundary.is_long_overdue:
             self._say_what_is_missing()

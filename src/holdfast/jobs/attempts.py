@@ -79,7 +79,7 @@ def _cause(seen: Evidence) -> tuple[Cause, str]:
         return "hang", seen.hang
     # A program that answers SIGTERM with 0 has ended, but nobody knows that its work is complete.
     if code == exit_codes.FINISHED and (asked is None or finished):
-        return "finished", "exit code 0"
+        return _ended_well(seen.last_beat)
     if code == exit_codes.DO_NOT_RESTART and (seen.halted or said.startswith(SAYS_HALTED)):
         clear = f"holdfast halt --clear {seen.run or 'RUN'}"
         return "halted", f"{seen.halted or said}; `{clear}` lets it run again"
@@ -101,6 +101,16 @@ def _cause(seen: Evidence) -> tuple[Cause, str]:
     if number is not None:
         return "signal", describe(code)
     return "exit code", describe(code)
+
+
+def _ended_well(last: Beat | None) -> tuple[Cause, str]:
+    """Exit code 0. The training's own last word counts for more: a script may have caught its error, or have
+    gone on to its end although it was stopped (on_stop="return")."""
+    if last is not None and last.phase == "failed":
+        return "exit code", f"exit code 0, but the training failed{': ' + last.why if last.why else ''}"
+    if last is not None and last.phase == "stopped":
+        return _stopped_itself(last.why)
+    return "finished", "exit code 0"
 
 
 def describe(code: int) -> str:
