@@ -1,5 +1,6 @@
 """A store on another node: what is read there is what is here, and nobody waits for a node that is gone."""
 
+import contextlib
 import json
 import os
 import socket
@@ -27,8 +28,8 @@ from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_store import NodeStore
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
-from holdfast.stores.wire import MAX_HEADER_BYTES, Channel
-from holdfast.stores.wire_handshake import introduce
+from holdfast.stores.wire import MAX_HEADER_BYTES, VERSION, Channel, Seal
+from holdfast.stores.wire_handshake import PURPOSE_KEEPER, PURPOSE_STORE, introduce
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.store_contract import StoreContract, draft, save
 
@@ -181,7 +182,7 @@ def test_a_server_that_does_not_know_the_token_is_found_out() -> None:
         def pretend() -> None:
             connection, _ = listener.accept()
             channel = Channel(connection, SystemClock(), silence_seconds=10)
-            channel.send({"version": 1, "nonce": "0" * 64})
+            channel.send({"version": VERSION, "nonce": "0" * 64})
             channel.send({"proof": channel.receive()["proof"]})
             channel.close()
 
@@ -225,23 +226,106 @@ def test_a_node_that_falls_silent_is_given_up_and_not_asked_again_at_once() -> N
             far.names()
 
 
-def test_clients_that_hang_hold_up_nobody_and_no_more_than_their_places(node: NodeStore) -> None:
+def test_connections_that_say_nothing_shut_nobody_out(node: NodeStore) -> None:
     with NodeServer({"local": node}, TOKEN, connections=3) as server:
-        hanging = [socket.create_connection(server.address) for _ in range(2)]
+        hanging = [socket.create_connection(server.address) for _ in range(300)]
         with RemoteStore(server.address, TOKEN) as far:
-            assert far.names() == []
-            hanging.append(socket.create_connection(server.address))
-            with RemoteStore(server.address, TOKEN) as late, pytest.raises(StoreUnavailable, match="all the"):
-                late.names()
             assert far.names() == []
         for each in hanging:
             each.close()
 
 
+def test_those_who_know_the_token_get_no_more_than_their_places(node: NodeStore) -> None:
+    with NodeServer({"local": node}, TOKEN, connections=2) as server:
+        taken = [raw(server) for _ in range(2)]
+        with RemoteStore(server.address, TOKEN) as late, pytest.raises(StoreUnavailable, match="all the"):
+            late.names()
+        for each in taken:
+            each.close()
+
+
+@contextlib.contextmanager
+def relay(target: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    """The address of somebody who passes on to `target` whatever is said, and back."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as opened:
+
+        def pass_on(source: socket.socket, sink: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_RDWR)
+
+        def accept() -> None:
+            near = opened.enter_context(listener.accept()[0])
+            far = opened.enter_context(socket.create_connection(target))
+            ways = [threading.Thread(target=pass_on, args=way) for way in ((near, far), (far, near))]
+            for way in ways:
+                way.start()
+            for way in ways:
+                way.join(10)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield listener.getsockname()
+        thread.join(10)
+
+
+def test_a_handshake_that_is_passed_on_to_another_address_is_found_out(server: NodeServer) -> None:
+    with relay(server.address) as between:
+        with RemoteStore(between, TOKEN) as far, pytest.raises(StoreDenied, match="token"):
+            far.names()
+
+
+def test_a_proof_for_one_purpose_is_worth_nothing_for_another(server: NodeServer) -> None:
+    with socket.create_connection(server.address, timeout=10) as connection:
+        channel = Channel(connection, SystemClock(), silence_seconds=10)
+        with pytest.raises(StoreDenied, match="token"):
+            introduce(channel, TOKEN, PURPOSE_KEEPER)
+
+
+def test_a_frame_that_was_changed_repeated_or_made_up_ends_the_connection(server: NodeServer) -> None:
+    question = {"verb": "names", "store": "local"}
+
+    def changed(channel: Channel) -> None:
+        text = json.dumps({**question, "body": 0}).encode()
+        channel._connection.sendall(channel.framed(text).replace(b"names", b"held "))
+
+    def repeated(channel: Channel) -> None:
+        frame = channel.framed(json.dumps({**question, "body": 0}).encode())
+        channel._connection.sendall(frame)
+        answer = channel.receive()
+        channel.receive_bytes(answer["body"], 1000)
+        channel._connection.sendall(frame)
+
+    def made_up(channel: Channel) -> None:
+        channel._sending = Seal(b"not the key of this connection")
+        channel.send(question)
+
+    for say in (changed, repeated, made_up):
+        channel = raw(server)
+        say(channel)
+        with pytest.raises(ConnectionError):
+            channel.receive()
+        channel.close()
+
+
+def test_a_body_that_was_changed_on_its_way_is_not_stored(node: NodeStore, server: NodeServer) -> None:
+    name = str(draft(1).name)
+    channel = raw(server)
+    channel.send(
+        {"verb": "put", "store": "local", "name": name, "file": "a.bin", "size": 4, "digests": 0}, body=4
+    )
+    channel._connection.sendall(b"evil" + bytes(32))
+    with pytest.raises(ConnectionError):
+        channel.receive()
+    channel.close()
+    assert node.held(name) == {}
+
+
 def raw(server: NodeServer) -> Channel:
     connection = socket.create_connection(server.address, timeout=10)
     channel = Channel(connection, SystemClock(), silence_seconds=10)
-    introduce(channel, TOKEN)
+    introduce(channel, TOKEN, PURPOSE_STORE)
     return channel
 
 
@@ -296,7 +380,10 @@ def test_whatever_is_asked_wrongly_is_refused_and_the_next_question_answered(
 )
 def test_what_is_not_a_frame_ends_the_connection_and_nothing_else(data: bytes, server: NodeServer) -> None:
     channel = raw(server)
-    channel._connection.sendall(data)
+    # With the right code, so that it comes as far as the parser.
+    lead, text = data[:8], data[8:]
+    code = b"" if channel._sending is None else channel._sending.next(text).digest()
+    channel._connection.sendall(lead + text + code)
     with pytest.raises(ConnectionError):
         channel.receive()
     channel.close()

@@ -9,10 +9,9 @@ from holdfast.clock import Clock
 from holdfast.keeper.voice import Voice
 from holdfast.stores.listener import Listener
 from holdfast.stores.wire import Channel
-from holdfast.stores.wire_handshake import admit
+from holdfast.stores.wire_handshake import PURPOSE_KEEPER, admit
 
 _HANDSHAKE_SECONDS = 5.0
-_STRANGERS_AT_ONCE = 1024
 
 
 class Host(Protocol):
@@ -41,13 +40,12 @@ class Post:
         self._listener.close()
 
     def _converse(self, connection: socket.socket) -> None:
-        if self._listener.connections > _STRANGERS_AT_ONCE:
-            return
         # A guest that still waits for the hands of the dead may be silent for a while.
         patience = max(self._silence, _HANDSHAKE_SECONDS)
         channel = Channel(connection, self._clock, silence_seconds=patience)
         channel.limit(_HANDSHAKE_SECONDS)
-        admit(channel, self._token)
+        admit(channel, self._token, PURPOSE_KEEPER)
+        self._listener.admit(connection)
         voice = Voice(channel)
         hello = voice.hear()
         channel.limit(None)

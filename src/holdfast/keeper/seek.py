@@ -15,7 +15,7 @@ from holdfast.keeper.voice import Voice
 from holdfast.keeper.world import Card
 from holdfast.stores.side_by_side import side_by_side
 from holdfast.stores.wire import Channel
-from holdfast.stores.wire_handshake import introduce
+from holdfast.stores.wire_handshake import PURPOSE_KEEPER, introduce
 
 # Less than half of what a post waits for a guest to say who it is.
 DIAL_SECONDS = 2.0
@@ -118,7 +118,7 @@ def dial(card: Card, token: bytes, clock: Clock, *, silence_seconds: float) -> L
     try:
         channel = Channel(connection, clock, silence_seconds=silence_seconds)
         channel.limit(DIAL_SECONDS)
-        introduce(channel, token)
+        introduce(channel, token, PURPOSE_KEEPER)
     except BaseException:
         connection.close()
         raise

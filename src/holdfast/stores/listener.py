@@ -16,6 +16,9 @@ from holdfast.stores.os_errors import store_errors
 
 log = logging.getLogger("holdfast")
 _CLOSE_SECONDS = 5.0
+# Connections that have not proved anything yet. One more, and the oldest of them goes: whoever opens many and
+# says nothing shuts out only itself, because an honest handshake takes milliseconds.
+_MOST_STRANGERS = 128
 
 
 class Listener:
@@ -32,6 +35,8 @@ class Listener:
         self._converse = converse
         self._clock = clock
         self._open: dict[socket.socket, threading.Thread] = {}
+        # Oldest first.
+        self._strangers: dict[socket.socket, None] = {}
         self._changing = threading.Lock()
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -45,9 +50,15 @@ class Listener:
     def start(self) -> None:
         self._accepting.start()
 
+    def admit(self, connection: socket.socket) -> None:
+        """It has proved that it belongs here."""
+        with self._changing:
+            self._strangers.pop(connection, None)
+
     @property
-    def connections(self) -> int:
-        return len(self._open)
+    def admitted(self) -> int:
+        with self._changing:
+            return len(self._open) - len(self._strangers)
 
     def close(self) -> None:
         """Conversations under way break off; whoever was served has an error of its own."""
@@ -79,7 +90,13 @@ class Listener:
             with self._changing:
                 if not self._is_closed:
                     self._open[connection] = thread
+                    self._strangers[connection] = None
                     thread.start()
+                    if len(self._strangers) > _MOST_STRANGERS:
+                        oldest = next(iter(self._strangers))
+                        del self._strangers[oldest]
+                        with contextlib.suppress(OSError):
+                            oldest.shutdown(socket.SHUT_RDWR)
                     continue
             connection.close()
 
@@ -95,6 +112,7 @@ class Listener:
             connection.close()
             with self._changing:
                 self._open.pop(connection, None)
+                self._strangers.pop(connection, None)
 
 
 # A forked DataLoader worker that outlives a killed trainer would keep the port, and its silence would pass

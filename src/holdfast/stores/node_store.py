@@ -95,7 +95,7 @@ class NodeStore:
 
     @contextlib.contextmanager
     def descriptor(self, name: str, file: str) -> Iterator[int]:
-        """The file for `sendfile`, through the page cache: the kernel sends no direct file."""
+        """The file to send from, through the page cache."""
         if not is_held_name(file):
             raise StoreNotFound(f"{name!r}/{file!r} is not a file of a checkpoint")
         with self._places.inside(name, f"open {file} of {name}") as place:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.stores.wire import Channel
-from holdfast.stores.wire_handshake import introduce
+from holdfast.stores.wire_handshake import PURPOSE_STORE, introduce
 
 # For so long after a connect that got no answer, callers are told at once instead of waiting each in turn.
 _DOWN_SECONDS = 5.0
@@ -90,7 +90,7 @@ class Connections:
         channel = Channel(connection, self._clock, silence_seconds=self._silence)
         try:
             channel.limit(self._connect_seconds)
-            introduce(channel, self._token)
+            introduce(channel, self._token, PURPOSE_STORE)
         except HoldfastError as error:
             channel.close()
             raise type(error)(f"{self.where}: {error.message}", hint=error.hint) from error

@@ -16,7 +16,7 @@ from holdfast.stores.listener import Listener
 from holdfast.stores.serve_verbs import Verbs
 from holdfast.stores.wire import SLOWEST_BYTES_PER_SECOND, Channel
 from holdfast.stores.wire_errors import error_out
-from holdfast.stores.wire_handshake import admit, require_token, turn_away
+from holdfast.stores.wire_handshake import PURPOSE_STORE, admit, require_token, turn_away
 
 _HANDSHAKE_SECONDS = 5.0
 
@@ -64,10 +64,11 @@ class NodeServer:
     def _converse(self, connection: socket.socket) -> None:
         channel = Channel(connection, self._clock, silence_seconds=self._silence)
         channel.limit(_HANDSHAKE_SECONDS)
-        if self._listener.connections > self._room:
+        if self._listener.admitted >= self._room:
             turn_away(channel)
             return
-        admit(channel, self._token)
+        admit(channel, self._token, PURPOSE_STORE)
+        self._listener.admit(connection)
         while True:
             channel.wait(self._idle)
             request = channel.receive()

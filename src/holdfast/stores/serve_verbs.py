@@ -78,7 +78,7 @@ class Verbs:
             with store.descriptor(name, file) as handle:
                 _require_range(start, stop, os.fstat(handle).st_size, file)
                 channel.send({}, body=stop - start)
-                channel.send_file(_Handle(handle), start, stop)
+                channel.send_file(handle, start, stop)
                 # Read once, by somebody else: it must not push this node's training out of the cache.
                 os.posix_fadvise(handle, start, stop - start, os.POSIX_FADV_DONTNEED)
             return
@@ -129,14 +129,6 @@ class Verbs:
         if not isinstance(store, NodeSide):
             raise StoreDenied(f"{store.where} is only read from other nodes")
         return store
-
-
-class _Handle:
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def fileno(self) -> int:
-        return self._handle
 
 
 class _Arriving:

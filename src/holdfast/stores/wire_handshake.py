@@ -1,10 +1,13 @@
 """The first frames of a connection: both ends prove that they know the token, and neither sends it.
 
     server: version, nonce
-    client: version, nonce, hmac(token, "client" + both nonces)
-    server: hmac(token, "server" + both nonces)
+    client: version, nonce, hmac(token, "client" + purpose + address + both nonces)
+    server: hmac(token, "server" + purpose + address + both nonces)
 
-A recorded conversation is worth nothing later: each has nonces of its own.
+A recorded conversation is worth nothing later: each has nonces of its own. `purpose` keeps a keeper's port
+and a store's apart. `address` is the listening end as each end's kernel knows it: whoever passes a handshake
+on to another port has a different one on each side. The keys that authenticate every later frame come from
+the same values, so even a handshake that was passed on whole gives its carrier nothing to say.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from holdfast.errors import SetupError, StoreDenied, StoreError, StoreUnavailabl
 from holdfast.stores.wire import VERSION, Channel
 
 MIN_TOKEN_BYTES = 8
+PURPOSE_STORE, PURPOSE_KEEPER = "store", "keeper"
 _HEX = re.compile("[0-9a-f]{64}", re.ASCII)
 
 
@@ -30,16 +34,19 @@ def require_token(token: bytes) -> bytes:
     return token
 
 
-def admit(channel: Channel, token: bytes) -> None:
+def admit(channel: Channel, token: bytes, purpose: str) -> None:
     """The server's side; StoreDenied if the client does not know the token."""
     mine = os.urandom(32).hex()
     channel.send({"version": VERSION, "nonce": mine})
     hello = channel.receive()
-    theirs = _nonce(hello)
-    if not _same(hello.get("proof"), _proof(token, b"client", mine, theirs)):
+    said = _transcript(purpose, channel.own_address, mine, _nonce(hello))
+    if not _same(hello.get("proof"), _proof(token, b"client", said).hex()):
         channel.send({"refused": "token"})
         raise StoreDenied("a connection was refused: its token is wrong")
-    channel.send({"proof": _proof(token, b"server", mine, theirs)})
+    channel.send({"proof": _proof(token, b"server", said).hex()})
+    channel.authenticate(
+        sending=_proof(token, b"from server", said), receiving=_proof(token, b"from client", said)
+    )
 
 
 def turn_away(channel: Channel) -> None:
@@ -47,15 +54,20 @@ def turn_away(channel: Channel) -> None:
     channel.send({"version": VERSION, "refused": "busy"})
 
 
-def introduce(channel: Channel, token: bytes) -> None:
+def introduce(channel: Channel, token: bytes, purpose: str) -> None:
     """The client's side; StoreDenied if either end does not know the token."""
     greeting = channel.receive()
-    theirs, mine = _nonce(greeting), os.urandom(32).hex()
-    channel.send({"version": VERSION, "nonce": mine, "proof": _proof(token, b"client", theirs, mine)})
-    if not _same(channel.receive().get("proof"), _proof(token, b"server", theirs, mine)):
+    mine = os.urandom(32).hex()
+    said = _transcript(purpose, channel.server_address, _nonce(greeting), mine)
+    channel.send({"version": VERSION, "nonce": mine, "proof": _proof(token, b"client", said).hex()})
+    if not _same(channel.receive().get("proof"), _proof(token, b"server", said).hex()):
         raise StoreDenied(
-            "its token is not ours", hint="another run may listen there, or a node has an old token"
+            "its token is not ours",
+            hint="another run may listen there, a node may have an old token, or a proxy stands in between",
         )
+    channel.authenticate(
+        sending=_proof(token, b"from client", said), receiving=_proof(token, b"from server", said)
+    )
 
 
 def _nonce(header: dict[str, Any]) -> str:
@@ -72,8 +84,12 @@ def _nonce(header: dict[str, Any]) -> str:
     return nonce
 
 
-def _proof(token: bytes, role: bytes, server: str, client: str) -> str:
-    return hmac.new(token, role + b"\0" + server.encode() + client.encode(), "sha256").hexdigest()
+def _transcript(purpose: str, address: str, server: str, client: str) -> bytes:
+    return "\0".join((purpose, address, server, client)).encode()
+
+
+def _proof(token: bytes, role: bytes, said: bytes) -> bytes:
+    return hmac.new(token, role + b"\0" + said, "sha256").digest()
 
 
 def _same(said: object, wanted: str) -> bool:
