@@ -118,3 +118,24 @@ def test_available_memory_respects_the_control_group() -> None:
     files |= {"/sys/fs/cgroup/memory.max": "5", "/sys/fs/cgroup/memory.current": "10"}
     assert available_host_bytes(files.get) == 0
     assert available_host_bytes() > 0
+
+
+def test_available_memory_respects_the_limit_of_the_jobs_group_and_of_every_group_above_it() -> None:
+    job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7"
+    files = {
+        "/proc/meminfo": "MemAvailable:    1000 kB\n",
+        "/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_7/step_0/task_0\n",
+        f"{job}/memory.max": "500000\n",
+        f"{job}/memory.current": "100000\n",
+        f"{job}/memory.stat": "anon 50000\ninactive_file 30000\n",
+        f"{job}/step_0/memory.max": "max\n",
+    }
+    assert available_host_bytes(files.get) == 430_000
+    group = "/sys/fs/cgroup/memory/slurm/uid_0/job_7"
+    files = {
+        "/proc/meminfo": "MemAvailable:    1000 kB\n",
+        "/proc/self/cgroup": "5:cpu,cpuacct:/slurm\n4:memory:/slurm/uid_0/job_7/step_0\n",
+        f"{group}/memory.limit_in_bytes": "300000\n",
+        f"{group}/memory.usage_in_bytes": "100000\n",
+    }
+    assert available_host_bytes(files.get) == 200_000

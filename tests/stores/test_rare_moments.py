@@ -57,9 +57,16 @@ def test_losing_the_race_for_a_number_costs_one_number() -> None:
 def test_numbers_do_not_wrap() -> None:
     io = MemoryIO()
     root = io.open_root("", create=True)
-    io.close(io.create(root, "99999999.json"))
     with pytest.raises(CorruptCheckpoint, match="beyond"):
-        take_claim(io, root, this_process("now"), at_least=1)
+        take_claim(io, root, this_process("now"), at_least=10**8)
+
+
+def test_a_claim_far_beyond_all_others_counts_for_nothing() -> None:
+    io = MemoryIO()
+    root = io.open_root("", create=True)
+    for name in ("00000003.json", "99999999.json"):
+        io.close(io.create(root, name))
+    assert take_claim(io, root, this_process("now"), at_least=1).epoch == 4
 
 
 def test_a_refusal_stands_even_if_the_owner_cannot_be_named(tmp_path: Path) -> None:

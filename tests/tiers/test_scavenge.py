@@ -31,8 +31,11 @@ sys.path.insert(0, {samples!r})
 from tier_samples import copy_to, save
 from holdfast.stores.directory import DirectoryStore
 from holdfast.tiers.memory import MemoryTier
+from holdfast.tiers.tier_list import remember_tiers
+from holdfast.tiers.words import parse_tiers
 store = DirectoryStore({run!r})
 epoch = store.claim()
+remember_tiers({run!r}, parse_tiers(["memory", "run"]))
 memory = MemoryTier(store.uuid, root={shm!r}, run={run!r})
 memory.claim()
 copy_to(store, memory, str(save(memory, 1, writer_epoch=epoch).name))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.engine.together import told_by_leader
 from holdfast.errors import HoldfastError, SetupError
 from holdfast.ranks.team import Team
+from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_store import NodeStore
 from holdfast.stores.owner import this_process
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
+from holdfast.stores.shared_secret import agree_on_secret, read_secret
 from holdfast.tiers.node_places import (
     failure_domain,
     logical_node,
@@ -25,7 +28,7 @@ from holdfast.tiers.node_places import (
 )
 from holdfast.tiers.words import Tier
 
-_MINE = "local"
+_MINE, _SECRET = "local", "nodes.token"
 # Enough to keep a wire busy; more would only be more threads at the other end.
 _CONNECTIONS = 2
 _MOST_CONNECTIONS = 4096
@@ -56,14 +59,17 @@ class Nodes:
             self.server.close()
 
 
-def meet(team: Team, tier: Tier, uuid: str, limit: float, environ: Mapping[str, str]) -> Nodes:
+def meet(team: Team, tier: Tier, home: DirectoryStore, limit: float, environ: Mapping[str, str]) -> Nodes:
     """Every rank calls it. Raises on all of them if one node cannot take part."""
     order = list(dict.fromkeys(team.nodes))
     acts = team.nodes.index(team.node) == team.rank
-    token = bytes.fromhex(team.share("token of the nodes", secrets.token_hex(32).encode(), limit).decode())
-    said: dict[str, Any] = {}
+    uuid, secret = home.uuid, os.path.join(home.where, _SECRET)
+    # Torch's store answers anybody, so the secret itself goes through a file that only this user can read.
+    print_of_token = told_by_leader(team, "token", limit, lambda: _print_of(agree_on_secret(secret)))
+    token, said = b"", dict[str, Any]()
     server: NodeServer | None = None
     try:
+        token = _read_token(secret, print_of_token)
         me = logical_node(environ, order.index(team.node))
         mine = open_node_store(tier, uuid, me)
         said = {"node": me, "place": _place(tier, uuid, me), "domain": failure_domain(environ)}
@@ -83,6 +89,19 @@ def meet(team: Team, tier: Tier, uuid: str, limit: float, environ: Mapping[str, 
         if server is not None:
             server.close()
         raise
+
+
+def _read_token(path: str, wanted: str) -> bytes:
+    token = read_secret(path)
+    if _print_of(token) != wanted:
+        raise SetupError(
+            f"{path} is not the file that rank 0 sees", hint="the run's folder must be shared by all ranks"
+        )
+    return token
+
+
+def _print_of(token: bytes) -> str:
+    return hashlib.sha256(token).hexdigest()
 
 
 def _nodes(
@@ -133,7 +152,6 @@ def _place(tier: Tier, uuid: str, me: str) -> str:
     """Equal for those that see the same folder, and only for them."""
     folder = os.path.dirname(node_folder(tier, uuid, me))
     try:
-        os.makedirs(folder, exist_ok=True)
         state = os.stat(folder)
     except OSError as error:
         raise SetupError(

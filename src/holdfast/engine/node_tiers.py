@@ -53,7 +53,7 @@ class NodeTiers:
         self._home, self._tier, self._clock = home, tiers[0], clock
         team = self._team
         is_restart = told_by_leader(team, "tiers", limit, lambda: bool(recall_tiers(home.where).now))
-        self.nodes = meet(team, self._tier, home.uuid, limit, environ)
+        self.nodes = meet(team, self._tier, home, limit, environ)
         try:
             scheme = scheme_for(self._tier, len(self.nodes.names), is_restart=is_restart)
             if team.leads:

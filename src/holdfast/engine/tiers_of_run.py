@@ -12,7 +12,7 @@ from holdfast.engine.load_together import Mending
 from holdfast.engine.tier_words import say_fallback
 from holdfast.engine.together import Together
 from holdfast.engine.writers import Alone, Everybody, Writer
-from holdfast.errors import SetupError, StoreError
+from holdfast.errors import SetupError, StoreDenied, StoreError
 from holdfast.events import Emit
 from holdfast.jobs.heartbeat import VARIABLE as HEARTBEAT
 from holdfast.stores.base import Store
@@ -88,8 +88,7 @@ class TiersOfRun:
         first: Store | None = None
         for tier in tiers:
             if tier.kind == "memory":
-                self.memory = MemoryTier(uuid, run=home.where, clock=self._clock)
-                self.memory.claim()
+                self.memory = self._claim_memory()
                 continue
             store: Store = home if tier.kind == "home" else open_tier(tier, home.where, uuid)
             if self._leads and isinstance(store, (DirectoryStore, ObjectStore)) and store is not home:
@@ -108,6 +107,16 @@ class TiersOfRun:
                 hint='let the first one have no "every", or put "memory" before it',
             )
         return first
+
+    def _claim_memory(self) -> MemoryTier | None:
+        memory = MemoryTier(self.home.uuid, run=self.home.where, clock=self._clock)
+        try:
+            memory.claim()
+        except StoreDenied as error:
+            # Another user of this machine must not be able to keep a training from starting.
+            log.warning("holdfast: no checkpoints are kept in memory: %s", error)
+            return None
+        return memory
 
     @property
     def writer_epoch(self) -> int:

@@ -16,19 +16,20 @@ import os
 import re
 from typing import Any
 
-from holdfast.errors import CorruptCheckpoint, StoreError, StoreNotFound
+from holdfast.errors import CorruptCheckpoint, StoreNotFound
 from holdfast.format.sealed import canonical_json, seal, unseal
 from holdfast.keeper.world import Card, World
 from holdfast.stores.durable_write import write_small
 from holdfast.stores.folders import Folders
 from holdfast.stores.io import StoreIO
 from holdfast.stores.os_errors import store_errors
+from holdfast.stores.ownership import make_private
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.shared_secret import agree_on_secret
 from holdfast.stores.small_read import read_small
 
 TOKEN, KEEPERS, WORLDS = "token", "keepers", "worlds"
 _MAX_BYTES = 1 << 20
-_TOKEN_BYTES = 32
 _PULSE = "leads-"
 _PULSE_FILE = re.compile(r"leads-([0-9]{8})", re.ASCII)
 _RECORD = re.compile(r"([0-9]{8})\.json", re.ASCII)
@@ -42,34 +43,14 @@ class Meeting:
         self._io: StoreIO = io if io is not None else PosixIO()
         self._folders = Folders(self._io, self.folder)
         with store_errors("meet other keepers", self.folder):
-            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(self.folder), exist_ok=True)
+            make_private(self.folder)
             with self._folders.root(create=True) as root:
                 for name in (KEEPERS, WORLDS):
                     with contextlib.suppress(FileExistsError):
                         self._io.make_directory(root, name)
                 self._io.fsync_directory(root)
-            self.token = self._agree_on_token()
-
-    def _agree_on_token(self) -> bytes:
-        """The first one's. It appears whole or not at all, by a name that only one can give."""
-        final = os.path.join(self.folder, TOKEN)
-        if not os.path.exists(final):
-            part = f"{final}.{os.urandom(4).hex()}.part"
-            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(handle, "wb") as file:
-                file.write(os.urandom(_TOKEN_BYTES).hex().encode())
-                file.flush()
-                os.fsync(file.fileno())
-            # Not a rename: where the system cannot refuse to replace, the last of several would win, and
-            # the others would have read a token that is gone.
-            with contextlib.suppress(FileExistsError):
-                os.link(part, final)
-            os.unlink(part)
-        with open(final, "rb") as file:
-            token = file.read(4 * _TOKEN_BYTES)
-        if len(token) != 2 * _TOKEN_BYTES:
-            raise StoreError(f"{final} is damaged", hint="remove the folder when no keeper runs, start again")
-        return token
+            self.token = agree_on_secret(os.path.join(self.folder, TOKEN))
 
     # ---- keepers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,7 @@ from holdfast.units import format_bytes
 # What stays free for the rest of the job: data loader workers, the page cache, the next layer's activations.
 RESERVE_SHARE = 0.2
 
-_CGROUP_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
+_CGROUPS = "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,48 @@ def choose_slots(image_bytes: int, available_bytes: int, limit_bytes: int | None
 
 
 def available_host_bytes(read: Callable[[str], str | None] | None = None) -> int:
-    """Memory that can be taken without swapping, within the limits of this process's control group."""
+    """Memory that can be taken without swapping, within the limits of this process's control group and of
+    every group above it. Schedulers and systemd put the limit on the job's group, not on the process's."""
     read = read or _read
     available = _mem_available(read("/proc/meminfo") or "")
-    for limit_path, usage_path in _CGROUP_LIMITS:
-        limit, usage = read(limit_path), read(usage_path)
-        if limit and usage and limit.strip().isdigit() and usage.strip().isdigit():
-            available = min(available, max(int(limit) - int(usage), 0))
+    for limit_path, usage_path, stat_path in _group_files(read("/proc/self/cgroup") or ""):
+        limit, usage = _number(read(limit_path)), _number(read(usage_path))
+        if limit is not None and usage is not None:
+            # What the page cache holds of the group is given back before anybody is killed.
+            cached = _field(read(stat_path) or "", "inactive_file", "total_inactive_file")
+            available = min(available, max(limit - usage + cached, 0))
     return available
+
+
+def _group_files(cgroup: str) -> Iterator[tuple[str, str, str]]:
+    """Limit, usage and statistics of each memory group that this process is in, the innermost first.
+
+    In a container the path may be one of the host's that cannot be seen from inside; its own group is then
+    the root of the hierarchy, which is looked at in any case.
+    """
+    for line in cgroup.splitlines() or ["0::/"]:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base, files = _CGROUPS, ("memory.max", "memory.current", "memory.stat")
+        elif "memory" in controllers.split(","):
+            base = f"{_CGROUPS}/memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+        else:
+            continue
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            folder = "/".join([base, *parts[:depth]])
+            yield (f"{folder}/{files[0]}", f"{folder}/{files[1]}", f"{folder}/{files[2]}")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.strip().isdigit() else None
+
+
+def _field(text: str, *names: str) -> int:
+    fields = dict(line.split(None, 1) for line in text.splitlines() if " " in line)
+    return next((int(fields[name]) for name in names if fields.get(name, "").strip().isdigit()), 0)
 
 
 def _mem_available(meminfo: str) -> int:

@@ -6,7 +6,9 @@ own must stop. The lock file is only courtesy on top: locks get lost on network 
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.errors import CorruptCheckpoint, Fenced, RunInUse
@@ -18,6 +20,10 @@ from holdfast.stores.owner import Owner, is_alive
 from holdfast.stores.small_read import read_small
 
 MAX_CLAIM_BYTES = 64 << 10
+# Each start of a process takes one number. A gap that no number of starts explains was made by hand, or by
+# somebody who wants every later start to fail at the end of the numbers.
+MAX_JUMP = 1_000_000
+log = logging.getLogger("holdfast")
 _CLAIM = re.compile(r"([0-9]{8})\.json", re.ASCII)
 
 
@@ -33,7 +39,18 @@ class Claim:
 
 def claimed_epochs(io: StoreIO, writers: int) -> list[int]:
     matches = (_CLAIM.fullmatch(name) for name in io.list_names(writers))
-    return sorted(int(match[1]) for match in matches if match)
+    return without_jumps(int(match[1]) for match in matches if match)
+
+
+def without_jumps(epochs: Iterable[int]) -> list[int]:
+    """In order, up to the first gap that cannot be real; what lies beyond it counts for nothing."""
+    kept: list[int] = []
+    for epoch in sorted(epochs):
+        if epoch - (kept[-1] if kept else 0) > MAX_JUMP:
+            log.warning("holdfast: writer epoch %d is far beyond all others and is passed over", epoch)
+            break
+        kept.append(epoch)
+    return kept
 
 
 def read_claim(io: StoreIO, writers: int, epoch: int) -> Claim:

@@ -27,6 +27,7 @@ from holdfast.stores.io import StoreIO
 from holdfast.stores.leftovers import GRACE_SECONDS, Unfinished, Watch, is_abandoned, sweep
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.owner import is_alive, this_process
+from holdfast.stores.ownership import refuse_planted
 from holdfast.stores.posix import PosixIO
 from holdfast.stores.seat import WriterSeat
 from holdfast.stores.small_read import read_small
@@ -61,6 +62,7 @@ class DirectoryStore:
         threads: int = 3,
     ) -> None:
         self.where = os.path.abspath(os.fspath(path))
+        refuse_planted(self.where)
         self.properties = properties
         self._io: StoreIO = io if io is not None else PosixIO()
         self._clock = clock if clock is not None else SystemClock()
@@ -107,6 +109,8 @@ class DirectoryStore:
         # A child's copy of its parent's seat is dropped, not released: the parent still sits on it.
         self._seat = WriterSeat(self._io, self.where)
         with store_errors("claim", self.where), self._folders.root(create=True) as root:
+            # Again: somebody may have made it since.
+            refuse_planted(self.where)
             locked = self._seat.lock(root, WRITERS, take_over=take_over)
             try:
                 epoch = self._sit_down(root, at_least, check_owner=not locked and not take_over)
@@ -150,8 +154,9 @@ class DirectoryStore:
                 claims.refuse_living_owner(self._io, writers, me, self.where)
             # Names count too: a lost claim must not bring back an epoch that names already bear.
             names = map(parse_checkpoint_name, self._io.list_names(ckpt))
-            used = [name.writer_epoch + 1 for name in names if name]
-            return self._seat.take(writers, me, at_least=max([1, at_least, *used]))
+            claimed = claims.claimed_epochs(self._io, writers)
+            used = claims.without_jumps([*claimed, *(name.writer_epoch for name in names if name)])
+            return self._seat.take(writers, me, at_least=max(at_least, used[-1] + 1 if used else 1))
 
     def release(self) -> None:
         """Give the writer's seat back. Committed checkpoints need no closing."""

@@ -13,6 +13,7 @@ import os
 import stat
 
 from holdfast.stores.io import Kind
+from holdfast.stores.ownership import require_own
 
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # Python before 3.12 knows O_DIRECT only on Linux; elsewhere writes simply go through the cache.
@@ -28,10 +29,15 @@ _held: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 class PosixIO:
-    """Linux system calls. Stateless, but for the locks of this process."""
+    """Linux system calls. Stateless, but for the locks of this process.
 
-    def __init__(self, *, direct: bool = True) -> None:
+    `own`: everything below the root must be this user's, and is made for this user alone. For folders on a
+    node's own disk or memory, where others can make a folder first.
+    """
+
+    def __init__(self, *, direct: bool = True, own: bool = False) -> None:
         self._direct_flag = _O_DIRECT if direct else 0
+        self._own = own
 
     def open_root(self, path: str, *, create: bool) -> int:
         if create:
@@ -40,21 +46,30 @@ class PosixIO:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def open_directory(self, parent: int, name: str) -> int:
-        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS, dir_fd=parent)
+        return self._owned(os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS, dir_fd=parent), name)
+
+    def _owned(self, handle: int, name: str) -> int:
+        if self._own:
+            try:
+                require_own(os.fstat(handle), name)
+            except BaseException:
+                os.close(handle)
+                raise
+        return handle
 
     def make_directory(self, parent: int, name: str) -> None:
-        os.mkdir(name, dir_fd=parent)
+        os.mkdir(name, 0o700 if self._own else 0o777, dir_fd=parent)
 
     def create(self, parent: int, name: str, *, direct: bool = False) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS
-        file = os.open(name, flags, 0o666, dir_fd=parent)
+        file = os.open(name, flags, 0o600 if self._own else 0o666, dir_fd=parent)
         # Not with open(): where O_DIRECT is refused, open() has already made the file when it says so.
         if direct:
             self._try_direct(file)
         return file
 
     def open_read(self, parent: int, name: str, *, direct: bool = False) -> int:
-        file = os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=parent)
+        file = self._owned(os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=parent), name)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise OSError(errno.ELOOP, "not a regular file", name)

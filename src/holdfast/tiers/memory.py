@@ -17,12 +17,12 @@ from holdfast.format.manifest import FileRecord, parse_manifest, utc_text
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.stores.owner import Owner, is_alive, this_process
+from holdfast.stores.ownership import make_private
 from holdfast.stores.side_by_side import side_by_side
 from holdfast.tiers.memory_folder import (
     OWNER,
     default_root,
     folder_name,
-    make_private,
     read_owner,
     write_owner,
 )

@@ -8,17 +8,19 @@ machine, so a folder that is not ours alone is refused.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
-import stat
 from dataclasses import dataclass
 
-from holdfast.errors import CorruptCheckpoint, StoreDenied
+from holdfast.errors import CorruptCheckpoint
 from holdfast.format.sealed import seal, unseal
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.owner import Owner, is_alive, this_process
+from holdfast.stores.ownership import not_private
 
+log = logging.getLogger("holdfast")
 SHM = "/dev/shm"
 OWNER = "OWNER.json"
 # A machine that stands for a weekend must not lose what a run left behind; one that stands for a month may.
@@ -47,19 +49,6 @@ def folder_name(uuid: str, rank: int | None) -> str:
     return uuid if rank is None else f"{uuid}-r{rank:05d}"
 
 
-def make_private(path: str) -> None:
-    """A directory for this user alone. Somebody else's, or an open one, is refused: it could be a trap."""
-    with store_errors("make a folder", path):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        state = os.lstat(path)
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
-        raise StoreDenied(
-            f"{path} is not a folder that only this user can reach",
-            hint="remove it, or ask its owner to; checkpoints in memory are private",
-        )
-
-
 def write_owner(folder: str, owner: Owner, run: str) -> None:
     part = os.path.join(folder, f"{OWNER}.part")
     with store_errors("claim", folder):
@@ -86,7 +75,7 @@ def memory_folders(root: str | None = None, *, wall: float) -> list[MemoryFolder
     found = []
     for name in sorted(_names_in(root)):
         match, path = _FOLDER.fullmatch(name), os.path.join(root, name)
-        if match is None or not os.path.isdir(path) or os.path.islink(path):
+        if match is None or not _is_private(path):
             continue
         owner, run = read_owner(path)
         alive = is_alive(owner, this_process("")) if owner else None
@@ -118,11 +107,19 @@ def remove_folder(folder: MemoryFolder) -> None:
         shutil.rmtree(folder.path)
 
 
-def _names_in(path: str) -> list[str]:
+def _names_in(root: str) -> list[str]:
+    """Nothing, where another user made the folder first: what lies in it is not this user's."""
+    return os.listdir(root) if _is_private(root) else []
+
+
+def _is_private(path: str) -> bool:
     try:
-        return os.listdir(path)
+        why = not_private(path)
     except FileNotFoundError:
-        return []
+        return False
+    if why is not None:
+        log.warning("holdfast: %s is passed over: %s", path, why)
+    return why is None
 
 
 def _weigh(path: str) -> tuple[int, float]:

@@ -14,9 +14,12 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 
-from holdfast.errors import SetupError, StoreError
+from holdfast.errors import SetupError, StoreDenied, StoreError
 from holdfast.stores.node_store import NodeStore
-from holdfast.tiers.memory_folder import default_root, make_private
+from holdfast.stores.os_errors import store_errors
+from holdfast.stores.ownership import make_private, not_private
+from holdfast.stores.posix import PosixIO
+from holdfast.tiers.memory_folder import default_root
 from holdfast.tiers.words import Tier
 
 NODE, ADDRESS, FAILURE_DOMAIN = "HOLDFAST_NODE", "HOLDFAST_ADDRESS", "HOLDFAST_FAILURE_DOMAIN"
@@ -86,17 +89,27 @@ def node_folder(tier: Tier, run_uuid: str, node: str) -> str:
 
 
 def open_node_store(tier: Tier, run_uuid: str, node: str) -> NodeStore:
-    """The store of one logical node of a run on this machine. Nothing is written yet."""
+    """The store of one logical node of a run on this machine. Its folder is this user's alone."""
+    base = _base(tier)
     if tier.kind == "memory":
-        for folder in (default_root(), _base(tier)):
+        for folder in (default_root(), base):
             make_private(folder)
-    return NodeStore(node_folder(tier, run_uuid, node), uuid=run_uuid, makes_room=True)
+    else:
+        with store_errors("make a folder", base):
+            os.makedirs(base, exist_ok=True)
+    make_private(os.path.join(base, run_uuid))
+    return NodeStore(node_folder(tier, run_uuid, node), uuid=run_uuid, io=PosixIO(own=True), makes_room=True)
 
 
 def nodes_here(tier: Tier, run_uuid: str) -> list[str]:
     """The logical nodes that have left something of this run on this machine."""
+    folder = os.path.join(_base(tier), run_uuid)
     try:
-        names = os.listdir(os.path.join(_base(tier), run_uuid))
+        if (why := not_private(folder)) is not None:
+            raise StoreDenied(
+                f"{folder} is not this user's alone: {why}", hint="remove it, or ask its owner to"
+            )
+        names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -11,6 +11,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.locations import open_store
 from holdfast.stores.node_store import NodeStore
+from holdfast.stores.posix import PosixIO
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import memory_folders
 from holdfast.tiers.named_tier import NamedTier
@@ -27,7 +28,7 @@ def open_tier(tier: Tier, run: str, uuid: str) -> Store:
     if tier.kind == "objects":
         store = open_store(tier.location, uuid=uuid)
     elif tier.is_node_local:
-        store = NodeStore(tier.path, uuid=uuid, makes_room=True)
+        store = NodeStore(tier.path, uuid=uuid, io=PosixIO(own=True), makes_room=True)
     else:
         store = DirectoryStore(tier.path, uuid=uuid)
     require_same_run(store, uuid)
@@ -72,8 +73,10 @@ def readable_tiers(
     home = os.path.abspath(os.fspath(run))
     uuid = DirectoryStore(home).uuid
     listed = recall_tiers(home)
-    near = memory_tiers(uuid, root=shm)
-    for tier in (*listed.now, *listed.former):
+    known = (*listed.now, *listed.former)
+    # Memory only where the run has recorded that it keeps checkpoints there.
+    near = memory_tiers(uuid, root=shm) if any(tier.kind == "memory" for tier in known) else []
+    for tier in known:
         if tier.is_node_local:
             near += _on_this_node(tier, home, uuid, is_former=tier in listed.former)
     return [*near, *more, *lasting_tiers(home, uuid)]
