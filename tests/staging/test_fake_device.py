@@ -33,7 +33,7 @@ class Trainer:
             tracked, Settings(wait_limit_seconds=wait_limit), SystemClock(), self.copier,
             devices=FakeDevices(device, picks),
         )  # fmt: skip
-        self.fence = Fence([self.opt], self.snapshots.hold_updates, lambda: None)
+        self.fence = Fence([self.opt], self.snapshots.hold_updates, lambda _: None)
         self.train()
 
     def train(self) -> None:

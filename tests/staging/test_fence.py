@@ -23,7 +23,7 @@ class Order:
 
     def fence(self, *optimizers: torch.optim.Optimizer) -> Fence:
         value = lambda: float(self.parameter.detach().sum())  # noqa: E731
-        return Fence(optimizers, lambda: self.before.append(value()), lambda: self.after.append(value()))
+        return Fence(optimizers, lambda: self.before.append(value()), lambda _: self.after.append(value()))
 
 
 def linear() -> nn.Linear:

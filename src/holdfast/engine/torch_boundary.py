@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from holdfast.engine.torch_gradients import Gradients
 from holdfast.engine.torch_weight_watch import WeightWatch
 
 # So many boundaries, or optimizer steps, beyond what is usual in this loop: then it is no longer waiting for
@@ -18,10 +19,10 @@ class Boundary:
     no hook tells of their steps."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], watch: WeightWatch) -> None:
-        self._optimizers = optimizers
+        self._gradients = Gradients(optimizers)
         self._watch = watch
-        # An optimizer stepped since the last boundary.
-        self.stepped = False
+        # Those that stepped since the last boundary; True where something did that no hook tells of.
+        self._stepped: list[torch.optim.Optimizer | bool] = []
         self.optimizer_steps = 0
         # A batch that training steps on has been handed out.
         self.in_batch = False
@@ -37,8 +38,18 @@ class Boundary:
         self._longest = 0
         self._most_steps = 0
 
-    def optimizer_stepped(self) -> None:
-        self.stepped = True
+    @property
+    def stepped(self) -> bool:
+        """An optimizer stepped since the last boundary."""
+        return bool(self._stepped)
+
+    @stepped.setter
+    def stepped(self, value: bool) -> None:
+        self._stepped = [True] if value else []
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        if not any(optimizer is one for one in self._stepped):
+            self._stepped.append(optimizer)
         self.optimizer_steps += 1
         self.steps_without_boundary += 1
         self._hooks_work = True
@@ -46,7 +57,13 @@ class Boundary:
 
     def passed(self) -> None:
         """The loop says that a step is complete."""
-        self.is_clean = self.stepped or not self._gradients_pending() or self._moved()
+        stepped = self._which_stepped()
+        self.is_clean = (
+            not self._gradients.wait_beside(stepped)
+            if stepped
+            else self.stepped or not self._gradients.any() or self._moved()
+        )
+        self._gradients.passed(stepped)
         self._most_steps = max(self._most_steps, self.steps_without_boundary)
         self.stepped = self.in_batch = False
         self.steps_without_boundary = 0
@@ -71,7 +88,9 @@ class Boundary:
     def is_here(self) -> bool:
         """Whether model, optimizer and data position belong together: no gradients are being accumulated,
         also where the loop never calls `end_step`."""
-        return self.stepped or (self.is_clean and not (self.in_batch and self._gradients_pending()))
+        if stepped := self._which_stepped():
+            return not self._gradients.wait_beside(stepped)
+        return self.stepped or (self.is_clean and not (self.in_batch and self._gradients.any()))
 
     @property
     def is_overdue(self) -> bool:
@@ -102,8 +121,5 @@ class Boundary:
         self.unfenced_steps += is_step
         return is_step
 
-    def _gradients_pending(self) -> bool:
-        """Whether gradients are being accumulated: a checkpoint would lose them."""
-        return any(
-            p.grad is not None for o in self._optimizers for group in o.param_groups for p in group["params"]
-        )
+    def _which_stepped(self) -> list[torch.optim.Optimizer]:
+        return [one for one in self._stepped if isinstance(one, torch.optim.Optimizer)]

@@ -9,6 +9,8 @@ import logging
 import os
 from typing import Any
 
+from torch.optim import Optimizer
+
 from holdfast.capture.environment import describe_environment
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.retain import Retention
@@ -223,8 +225,8 @@ class Session:
         self._unheard.look()
         self.must_stop()
 
-    def _optimizer_stepped(self) -> None:
-        self.boundary.optimizer_stepped()
+    def _optimizer_stepped(self, optimizer: Optimizer) -> None:
+        self.boundary.optimizer_stepped(optimizer)
         if self.boundary.is_overdue:
             # A loop that never says where its steps end.
             self._unheard.look()

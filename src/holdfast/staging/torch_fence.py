@@ -25,12 +25,12 @@ class Fence:
         self,
         optimizers: Container[torch.optim.Optimizer],
         before_update: Callable[[], None],
-        after_update: Callable[[], None],
+        after_update: Callable[[torch.optim.Optimizer], None],
     ) -> None:
         # A compiled step would otherwise be traced through our waiting.
         opaque: Any = torch.compiler.disable
         before: Callable[[], None] = opaque(before_update)
-        after: Callable[[], None] = opaque(after_update)
+        after: Callable[[torch.optim.Optimizer], None] = opaque(after_update)
 
         def pre(optimizer: Any, args: Any, kwargs: Any) -> None:
             if optimizer in optimizers:
@@ -38,7 +38,7 @@ class Fence:
 
         def post(optimizer: Any, args: Any, kwargs: Any) -> None:
             if optimizer in optimizers:
-                after()
+                after(optimizer)
 
         self._handles: list[Any] = [
             register_optimizer_step_pre_hook(pre),
