@@ -9,6 +9,7 @@ import pytest
 from crew import crew, in_threads
 
 from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.rank_claims import RankClaims
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import Committed
 from holdfast.checkpoints.write_on_nodes import NodeSave, write_on_nodes
@@ -39,7 +40,9 @@ def save(tmp_path: Path) -> Iterator[Save]:
             store = first if team.leads else second
             image = image_of(1, name=f"r{team.rank:05d}-000.safetensors")
             mine = draft(1, writer_epoch=epoch, world=2)
-            return write_together(team, ballots[team.rank], name, store, mine, [image], agrees_on)
+            return write_together(
+                team, ballots[team.rank], name, store, mine, [image], agrees_on, RankClaims()
+            )
 
         def both(name: str, agrees_on: list[dict[str, Any]]) -> list[Any]:
             pairs = zip(teams, agrees_on, strict=True)
@@ -86,7 +89,9 @@ def test_what_one_node_cannot_settle_no_node_keeps(tmp_path: Path) -> None:
     def part(team: Team, ballot: Ballot) -> Any:
         mine = NodeSave(stores[team.rank], True, {}, lambda name, said: {})
         image = image_of(1, name=f"r{team.rank:05d}-000.safetensors")
-        return write_on_nodes(team, ballot, "1/1", mine, draft(1, world=2), [image], {"step": 1})
+        return write_on_nodes(
+            team, ballot, "1/1", mine, draft(1, world=2), [image], {"step": 1}, RankClaims()
+        )
 
     with crew(2) as teams:
         ballots = [Ballot(team, SystemClock(), limit=30.0) for team in teams]

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from holdfast.capture.torch_groups import Ranks, replicated
+from holdfast.capture.torch_module import TrackedModule
 from holdfast.capture.torch_optimizer import TrackedOptimizer
+from holdfast.capture.torch_reader import Live
 from holdfast.capture.torch_registry import Tracked
-from holdfast.capture.torch_reshard import Live
 from holdfast.capture.torch_shards import is_sharded
 
 _OPTIMIZER_STATE = ("state_dict", "state")
@@ -21,7 +23,7 @@ def live_leaves(tracked: Sequence[Tracked]) -> Live:
     items = {item.key: item for item in tracked}
     states: dict[str, Any] = {}
 
-    def live(path: tuple[Any, ...], shape: Sequence[int]) -> Any:
+    def live(path: tuple[Any, ...], shape: Sequence[int] | None) -> Any:
         item = items.get(path[0])
         if item is None:
             return None
@@ -32,6 +34,12 @@ def live_leaves(tracked: Sequence[Tracked]) -> Live:
         return _follow(states[item.key], path[1:])
 
     return live
+
+
+def live_groups(tracked: Sequence[Tracked]) -> dict[int, Ranks]:
+    """The ranks that keep each parameter equal now, by its id."""
+    modules = [item for item in tracked if isinstance(item, TrackedModule)]
+    return replicated(modules, [item for item in tracked if isinstance(item, TrackedOptimizer)])
 
 
 def has_shards(tracked: Sequence[Tracked]) -> bool:
@@ -45,13 +53,14 @@ def has_shards(tracked: Sequence[Tracked]) -> bool:
     return any(any_in(item.take()) for item in tracked)
 
 
-def _parameter(item: TrackedOptimizer, path: tuple[Any, ...], shape: Sequence[int]) -> Any:
+def _parameter(item: TrackedOptimizer, path: tuple[Any, ...], shape: Sequence[int] | None) -> Any:
     parameters = [p for group in item.optimizer.param_groups for p in group["params"]]
     index = path[3] if len(path) > 3 else None
     if not isinstance(index, int) or not 0 <= index < len(parameters):
         return None
     parameter: torch.Tensor = parameters[index]
-    return parameter if tuple(parameter.shape) == tuple(shape) else None
+    # Of what is not of its shape, such as a counter, nothing is known.
+    return parameter if shape is not None and tuple(parameter.shape) == tuple(shape) else None
 
 
 def _follow(value: Any, path: Sequence[Any]) -> Any:

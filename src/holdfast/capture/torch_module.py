@@ -27,11 +27,9 @@ def unwrap(module: nn.Module) -> nn.Module:
             return module
 
 
-def _is_data_parallel(module: nn.Module) -> bool:
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        return True
-    inner = getattr(module, "_orig_mod", None)
-    return isinstance(inner, nn.Module) and _is_data_parallel(inner)
+def _data_parallel(module: nn.Module) -> tuple[nn.parallel.DistributedDataParallel, ...]:
+    """Every DistributedDataParallel in it: around the whole of it, or around parts."""
+    return tuple(m for m in module.modules() if isinstance(m, nn.parallel.DistributedDataParallel))
 
 
 def canonical(key: str) -> str:
@@ -48,8 +46,8 @@ class TrackedModule:
     def __init__(self, key: str, module: nn.Module, *, save_frozen: bool = True) -> None:
         self.key = key
         self.module = unwrap(module)
-        # Its parameters are the same on every rank after every step.
-        self.is_replicated = _is_data_parallel(module)
+        # They keep parameters the same on the ranks of their groups after every step.
+        self.data_parallel = _data_parallel(module)
         self.save_frozen = save_frozen
 
     def take(self) -> dict[str, Any]:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from holdfast.capture.torch_groups import Ranks, Sharing, sample_of, spelled, spread
 from holdfast.capture.torch_leaves import CODES, TORCH_LEAVES, as_tensor, describe_leaf
-from holdfast.capture.torch_shards import Sharing, is_sharded, local_of, spread, writes_it
+from holdfast.capture.torch_shards import is_sharded, local_of, writes_it
 from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
+from holdfast.format.rank_sets import spell_ranks
 from holdfast.format.tree import Flat, flatten, show_path, skeleton, tensor_paths
 
 METADATA_KEY = "holdfast.skeleton"
@@ -46,6 +49,17 @@ class Placement:
     shape: tuple[int, ...]
     lazy: bool
     label: str
+
+
+@dataclass(frozen=True)
+class Ambiguous:
+    """Placement number `placement`, of the tracked object `key`, is held by these ranks and not by all.
+    `said` tells it from the other tensors of the object."""
+
+    key: str
+    ranks: str
+    placement: int
+    said: str
 
 
 @dataclass(frozen=True)
@@ -78,8 +92,12 @@ class StatePlan:
     forms: list[tuple[Any, ...]]
     # Positions of tensors of which this rank holds a part.
     sharded: tuple[int, ...] = ()
-    # Stands for how the tensors that all ranks hold alike were divided: equal on all of them, or no commit.
-    shared: str = ""
+    # By group (its ranks, spelled): stands for how the tensors that its ranks hold alike were divided.
+    divisions: Mapping[str, str] = field(default_factory=dict)
+    # What other groups may hold differently under the same name: parameters of this rank or of its groups.
+    ambiguous: tuple[Ambiguous, ...] = ()
+    # Positions of what groups keep equal: group and name.
+    alike: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def deferring(self, selected: Selected, lazy_ids: Container[int]) -> StatePlan:
         """This plan, with what may be copied later worked out again: a parameter that was replaced is not the
@@ -123,6 +141,11 @@ class StatePlan:
         counters = {i: whole[at] for i, at in enumerate(self.stored) if at in whole} if whole else {}
         return Selected([tensors[i] for i in self.stored], counters)
 
+    def sample(self, parts: Sequence[Part]) -> dict[str, str]:
+        """By group: a digest of a few numbers of all that its ranks are said to hold alike."""
+        tensors = [t for part in parts for t in part.flat.tensors]
+        return sample_of((ranks, name, tensors[i]) for i, (ranks, name) in self.alike.items())
+
 
 def take_parts(tracked: Iterable[Any]) -> list[Part]:
     """Walk every tracked object. Raises SetupError naming the path of a value that cannot be stored."""
@@ -141,8 +164,10 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
     With `sharing`, the images are one rank's: of what several ranks hold, each writes its share.
     """
     owners = _owners(parts, sharing)
+    divided: dict[str, list[tuple[str, str, int, int]]] = defaultdict(list)
+    alike: dict[int, tuple[str, str]] = {}
+    ambiguous: list[Ambiguous] = []
     sharded: list[int] = []
-    shared_names: list[tuple[str, str, int, int]] = []
     stored: list[int] = []
     tied: list[tuple[int, int]] = []
     arrays: dict[int, tuple[np.dtype[Any], tuple[int, ...]]] = {}
@@ -180,9 +205,19 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
                         )
                 if is_sharded(leaf):
                     sharded.append(position)
-                if id(leaf) in owners:
-                    shared_names.append((part.key, name, tensor.nbytes, owners[id(leaf)]))
-                entries.append(describe_leaf(leaf, name) | ({"shared": True} if id(leaf) in owners else {}))
+                entry = describe_leaf(leaf, name)
+                if sharing is not None:
+                    group = sharing.group_of(leaf)
+                    entry |= _group_words(leaf, group, owners, sharing)
+                    if id(leaf) in owners:
+                        ranks = spell_ranks(group)
+                        divided[ranks].append((part.key, name, tensor.nbytes, owners[id(leaf)]))
+                        alike[position] = (ranks, f"{part.key}/{name}")
+                    whole = wrappers.get(inside, leaf)
+                    if stored and stored[-1] == position and _is_ambiguous(whole, group, sharing):
+                        said = repr((name, tensor.dtype, tuple(tensor.shape), entry.get("offset")))
+                        ambiguous.append(Ambiguous(part.key, spell_ranks(group), len(stored) - 1, said))
+                entries.append(entry)
                 position += 1
             skeletons[part.key] = skeleton(part.state, TORCH_LEAVES, iter(entries), part.key)
         metadata = {METADATA_KEY: json.dumps(skeletons, separators=(",", ":"))}
@@ -204,16 +239,42 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
         shapes=tuple(part.flat.shape for part in parts),
         forms=forms,
         sharded=tuple(sharded),
-        shared=hashlib.sha256(repr(shared_names).encode()).hexdigest() if shared_names else "",
+        divisions={
+            ranks: hashlib.sha256(repr(names).encode()).hexdigest() for ranks, names in divided.items()
+        },
+        ambiguous=tuple(ambiguous),
+        alike=alike,
     )
 
 
 def _owners(parts: Sequence[Part], sharing: Sharing | None) -> dict[int, int]:
-    """Which rank writes each of the tensors that all ranks hold alike, by id."""
+    """Which rank writes each of the tensors that several ranks hold alike, by id."""
     if sharing is None:
         return {}
-    alike = {id(t): t for part in parts for t in part.flat.tensors if id(t) in sharing.replicated}
-    return dict(zip(alike, spread([t.nbytes for t in alike.values()], sharing.world), strict=True))
+    groups: dict[Ranks, dict[int, torch.Tensor]] = defaultdict(dict)
+    for part in parts:
+        for tensor in part.flat.tensors:
+            if (ranks := sharing.replicated.get(id(tensor))) is not None:
+                groups[ranks][id(tensor)] = tensor
+    owners: dict[int, int] = {}
+    for ranks, tensors in groups.items():
+        owners.update(zip(tensors, spread([t.nbytes for t in tensors.values()], ranks), strict=True))
+    return owners
+
+
+def _group_words(leaf: Any, group: Ranks, owners: Mapping[int, int], sharing: Sharing) -> dict[str, Any]:
+    if id(leaf) not in owners and not is_sharded(leaf):
+        return {}
+    words: dict[str, Any] = {} if is_sharded(leaf) else {"shared": True}
+    ranks = spelled(group, sharing.world)
+    return words if ranks is None else words | {"ranks": ranks}
+
+
+def _is_ambiguous(leaf: Any, group: Ranks, sharing: Sharing) -> bool:
+    """Of what is one rank's own, only parameters: statistics, random streams and the like differ anyway."""
+    if len(group) == 1 and not is_sharded(leaf):
+        return isinstance(leaf, torch.nn.Parameter)
+    return group != sharing.everybody
 
 
 def _is_mine(leaf: Any, name: str, owners: Mapping[int, int], sharing: Sharing | None) -> bool:

@@ -3,47 +3,34 @@
 Works out from the ranks' records which bytes of which file this rank needs; whoever reads them fills the
 memory; then the states are built. A tensor that was saved in parts comes back whole, or as the part that
 the live tensor in its place holds.
+
+The record of one rank says what there is; the others are taken in one by one, until nothing is missing: a
+rank that is what it was needs none of them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from holdfast.capture.torch_leaves import TORCH_LEAVES, dtype_from_name, dtype_of_code, leaf_from_bytes
+from holdfast.capture.torch_fill import Need, Piece, filling, whole_of_one
+from holdfast.capture.torch_leaves import TORCH_LEAVES, dtype_from_name, dtype_of_code
 from holdfast.capture.torch_plan import METADATA_KEY
+from holdfast.capture.torch_reader import Reader
 from holdfast.capture.torch_shards import Region, is_sharded, like, region_of
-from holdfast.errors import CorruptCheckpoint
+from holdfast.errors import CorruptCheckpoint, IncompatibleState
 from holdfast.format.image import ImageLayout
 from holdfast.format.rank_record import RankRecord
+from holdfast.format.rank_sets import parse_ranks
 from holdfast.format.tree import decode_key, inflate, show_path
 
-# What stands now where a stored tensor belongs, by the path inside the state; None if nothing does.
-Live = Callable[[tuple[Any, ...], Sequence[int]], Any]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stored block of a tensor: bytes [start, stop) of a file."""
-
-    file: str
-    start: int
-    stop: int
-    region: Region
-
-
-@dataclass
-class Need:
-    """Bytes to be read, and what they become."""
-
-    finish: Callable[[], Any]
-    wanted: list[tuple[str, int, memoryview]] = field(default_factory=list)
+# Object, name, and the ranks that hold it together where those are not all of them.
+Id = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True)
@@ -51,57 +38,128 @@ class _Entry:
     path: tuple[Any, ...]
     said: dict[str, Any]
 
-
-class SavedState:
-    """What `records`, one for every rank that saved, hold between them, as seen from rank `base`."""
-
-    def __init__(self, records: Sequence[RankRecord], base: int) -> None:
-        self._values = records[base].values
-        self._pieces: dict[tuple[str, str], list[Piece]] = defaultdict(list)
-        self._codes: dict[tuple[str, str], str] = {}
-        self._skeletons: dict[str, Any] = {}
-        self._entries: list[_Entry] = []
-        for record in records:
-            for file, layout in record.layouts().items():
-                for key, node in _skeletons(layout, file).items():
-                    if record.rank == base:
-                        self._skeletons[key] = node
-                    self._collect(key, node, file, layout, is_base=record.rank == base)
-
-    def _collect(self, key: str, node: Any, file: str, layout: ImageLayout, *, is_base: bool) -> None:
-        for path, said in _tensor_entries(node, (key,)):
-            name = said["name"]
-            if is_base:
-                self._entries.append(_Entry(path, said))
-            if name not in layout.spans or not (is_base or "offset" in said or "shared" in said):
-                continue
-            start, stop = layout.spans[name]
-            spec = layout.tensors[name]
-            shape = tuple(said.get("shape", spec.shape))
-            region = Region(tuple(said.get("offset", (0,) * len(shape))), shape)
-            pieces = self._pieces[key, name]
-            # A tied tensor appears twice in one skeleton, a copy of a block in two files.
-            if all(known.region != region for known in pieces):
-                pieces.append(Piece(file, start, stop, region))
-                self._codes[key, name] = spec.dtype
+    @property
+    def id(self) -> Id:
+        return self.path[0], self.said["name"], self.said.get("ranks")
 
     @property
-    def keys(self) -> list[str]:
-        return list(self._skeletons)
+    def is_common(self) -> bool:
+        """Held by several ranks, in parts or alike."""
+        return "global" in self.said or "shared" in self.said
 
-    def needs(self, live: Live, keys: Sequence[str] | None = None) -> dict[int, Need]:
-        """What to read for these tracked objects (all, if None), by the identity of the skeleton's entry."""
-        found: dict[tuple[str, str], Need] = {}
-        needs = {}
-        for entry in self._entries:
-            key, name = entry.path[0], entry.said["name"]
-            if keys is not None and key not in keys:
+
+@dataclass
+class _Want:
+    """One tensor, and the blocks of it that were found so far. `region` is what this rank needs of it; None
+    where its shape is not known before it is found, as it is whole then."""
+
+    entry: _Entry
+    region: Region | None
+    target: Any
+    pieces: dict[Region, Piece] = field(default_factory=dict)
+    code: str = ""
+    missing: int = 1
+
+    def offer(self, piece: Piece, code: str) -> None:
+        if (known := self.pieces.get(piece.region)) is not None:
+            # A tied tensor appears twice in one skeleton.
+            if known != piece:
+                raise IncompatibleState(
+                    f"{show_path(self.entry.path)} is in {known.file} and in {piece.file}, and nothing says "
+                    "which of them this rank held",
+                    hint="it was saved by an older holdfast from several process groups; an older checkpoint "
+                    "of a single group, or weights kept elsewhere, are the way back",
+                )
+            return
+        if self.region is None:
+            self.missing = 0
+        else:
+            both = self.region.meet(piece.region) if self.region.shape else piece.region
+            if both is None:
+                return
+            self.missing -= math.prod(both.shape)
+        self.pieces[piece.region], self.code = piece, code
+
+
+class SavedState:
+    """What the ranks of a checkpoint hold between them, as `reader` needs it. `base` is the record of the
+    rank it was, or the one whose place it takes."""
+
+    def __init__(self, base: RankRecord, reader: Reader, keys: Sequence[str] | None = None) -> None:
+        self._values = base.values
+        self._reader = reader
+        self._skeletons: dict[str, Any] = {}
+        self._entries: list[_Entry] = []
+        self._wants: dict[Id, _Want] = {}
+        layouts = base.layouts()
+        for file, layout in layouts.items():
+            for key, node in _skeletons(layout, file).items():
+                self._skeletons[key] = node
+                entries = [_Entry(path, said) for path, said in _tensor_entries(node, (key,))]
+                self._entries += entries
+                for entry in entries if keys is None or key in keys else ():
+                    # One object per name: what was tied when it was saved is tied again.
+                    if entry.id not in self._wants:
+                        self._wants[entry.id] = self._want(entry, base, file, layout)
+        self._open: dict[Id, _Want] = {}
+        self._forget_complete(self._wants)
+        self._take(base, layouts)
+
+    @property
+    def sources(self) -> frozenset[int]:
+        """The ranks that may still hold something that is missing; empty when nothing is."""
+        groups = {want.entry.said.get("ranks") for want in self._open.values()}
+        everybody = range(self._reader.saved_world)
+        return frozenset().union(*(everybody if g is None else parse_ranks(g) for g in groups))
+
+    @property
+    def neighbours(self) -> list[int]:
+        """Ranks that are likely to hold it: those that hold the same blocks as this one now."""
+        found: dict[int, None] = {}
+        for want in self._open.values():
+            found.update(dict.fromkeys(self._reader.copies_of(want.target)))
+        return list(found)
+
+    def take(self, record: RankRecord) -> None:
+        """What this rank holds of what is missing."""
+        self._take(record, record.layouts())
+
+    def _take(self, record: RankRecord, layouts: Mapping[str, ImageLayout]) -> None:
+        missing = {name for _, name, _ in self._open}
+        for file, layout in layouts.items():
+            if missing.isdisjoint(layout.spans):
                 continue
-            # One object per name: what was tied when it was saved is tied again.
-            if (key, name) not in found:
-                found[key, name] = self._need(entry, live)
-            needs[id(entry.said)] = found[key, name]
-        return needs
+            for key, node in _skeletons(layout, file).items():
+                for path, said in _tensor_entries(node, (key,)):
+                    entry = _Entry(path, said)
+                    if entry.id in self._open and entry.is_common and said["name"] in layout.spans:
+                        self._open[entry.id].offer(
+                            _piece(said, file, layout), layout.tensors[said["name"]].dtype
+                        )
+        self._forget_complete(self._open)
+
+    def _forget_complete(self, wants: Mapping[Id, _Want]) -> None:
+        self._open = {name: want for name, want in wants.items() if want.missing > 0}
+
+    def _want(self, entry: _Entry, base: RankRecord, file: str, layout: ImageLayout) -> _Want:
+        said, mine = entry.said, None
+        if not entry.is_common:
+            if said["name"] not in layout.spans:
+                raise CorruptCheckpoint(f"{show_path(entry.path)} is in none of the checkpoint's files")
+            mine = _piece(said, file, layout)
+        whole = tuple(said["global"]) if "global" in said else mine.region.shape if mine else None
+        target = self._reader.live(entry.path, whole)
+        self._reader.require_unambiguous(entry.path, said, target, base.rank)
+        region = None if whole is None else _part(target, whole, said["name"])[0]
+        want = _Want(entry, region, target, missing=1 if region is None else math.prod(region.shape))
+        if mine is not None:
+            want.pieces[mine.region], want.code, want.missing = mine, layout.tensors[said["name"]].dtype, 0
+        return want
+
+    def needs(self) -> dict[int, Need]:
+        """What to read, by the identity of the skeleton's entry."""
+        made = {name: self._need(want) for name, want in self._wants.items()}
+        return {id(entry.said): made[entry.id] for entry in self._entries if entry.id in made}
 
     def build(self, needs: Mapping[int, Need]) -> dict[str, Any]:
         """The states, once every need has been read."""
@@ -121,86 +179,50 @@ class SavedState:
             if key in wanted or key not in without_tensors
         }
 
-    def _need(self, entry: _Entry, live: Live) -> Need:
-        key, said = entry.path[0], entry.said
-        pieces = self._pieces[key, said["name"]]
-        if not pieces:
-            raise CorruptCheckpoint(f"{show_path(entry.path)} is in none of the checkpoint's files")
-        code = self._codes[key, said["name"]]
-        whole = tuple(said["global"]) if "global" in said else pieces[0].region.shape
-        if "numpy" in said or not (
-            "global" in said or "shared" in said or is_sharded(live(entry.path, whole))
-        ):
-            return _plain(pieces[0], said, code)
-        dtype = dtype_from_name(said["dtype"]) if "dtype" in said else dtype_of_code(code)
-        target = live(entry.path, whole)
-        sharded = is_sharded(target) and tuple(target.shape) == whole
-        region = region_of(target, said["name"]) if sharded else Region((0,) * len(whole), whole)
+    def _need(self, want: _Want) -> Need:
+        said, where = want.entry.said, show_path(want.entry.path)
+        pieces = want.pieces.values()
+        if want.region is None and not pieces:
+            raise CorruptCheckpoint(f"{where} is in none of the checkpoint's files")
+        target = want.target
+        if "numpy" in said or not (want.entry.is_common or is_sharded(target)):
+            return whole_of_one(next(iter(pieces)), said, want.code)
+        whole = tuple(said["global"]) if "global" in said else next(iter(pieces)).region.shape
+        if want.region is None:
+            target = self._reader.live(want.entry.path, whole)
+        region, sharded = _part(target, whole, said["name"])
+        dtype = _dtype(said, want.code, target)
         local = torch.empty(region.shape, dtype=dtype)
-        finish = _filling(local, region, pieces, show_path(entry.path))
+        filled = filling(local, region, pieces, where)
         stride = said.get("stride") if not sharded else None
 
         def made() -> Any:
-            finish.finish()
+            filled.finish()
             if stride is not None:
                 return torch.empty_strided(local.shape, stride, dtype=dtype).copy_(local)
             return like(local, target) if sharded else local
 
-        return Need(made, finish.wanted)
+        return Need(made, filled.wanted)
 
 
-def _plain(piece: Piece, said: dict[str, Any], code: str) -> Need:
-    """A tensor or an array of one rank, whole."""
-    raw = torch.empty(piece.stop - piece.start, dtype=torch.uint8)
-    shape = said.get("shape", piece.region.shape)
-    need = Need(lambda: leaf_from_bytes(said, code, shape, raw))
-    if raw.numel():
-        need.wanted.append((piece.file, piece.start, _memory(raw)))
-    return need
+def _part(target: Any, whole: tuple[int, ...], name: str) -> tuple[Region, bool]:
+    """What is needed of a tensor of this shape, and whether that is the part which the live one holds."""
+    if is_sharded(target) and tuple(target.shape) == whole:
+        return region_of(target, name), True
+    return Region((0,) * len(whole), whole), False
 
 
-def _filling(local: torch.Tensor, region: Region, pieces: Sequence[Piece], where: str) -> Need:
-    """Fill `local`, which holds `region` of a tensor, from the stored pieces that meet it."""
-    later: list[Callable[[], Any]] = []
-    need = Need(lambda: [copy() for copy in later])
-    covered = 0
-    for piece in pieces:
-        both = region.meet(piece.region) if region.shape else piece.region
-        if both is None:
-            continue
-        covered += math.prod(both.shape)
-        into = local[both.inside(region)] if region.shape else local
-        first, count = _span_within(both, piece.region)
-        start = piece.start + first * local.itemsize
-        if into.is_contiguous() and count == math.prod(both.shape):
-            need.wanted.append((piece.file, start, _memory(into)))
-        else:
-            # Rows of the stored block with gaps between them: read what encloses them, then pick.
-            raw = torch.empty(count, dtype=local.dtype)
-            need.wanted.append((piece.file, start, _memory(raw)))
-            rows = torch.as_strided(raw, both.shape, _strides(piece.region.shape))
-            later.append(lambda into=into, rows=rows: into.copy_(rows))  # type: ignore[misc]
-    if covered != math.prod(region.shape):
-        raise CorruptCheckpoint(
-            f"{where} is not complete: the checkpoint's files hold {covered} of its"
-            f" {math.prod(region.shape)} numbers"
-        )
-    return need
+def _dtype(said: Mapping[str, Any], code: str, target: Any) -> torch.dtype:
+    if "dtype" in said:
+        return dtype_from_name(said["dtype"])
+    # A rank that holds nothing of it needs no file that would tell.
+    return dtype_of_code(code) if code else target.dtype
 
 
-def _span_within(block: Region, outer: Region) -> tuple[int, int]:
-    """Where a block begins in the row-major memory of `outer`, and how many numbers lie up to its last."""
-    strides = _strides(outer.shape)
-    first = sum((a - b) * s for a, b, s in zip(block.offset, outer.offset, strides, strict=True))
-    return first, 1 + sum((n - 1) * s for n, s in zip(block.shape, strides, strict=True))
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
-def _memory(tensor: torch.Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+def _piece(said: Mapping[str, Any], file: str, layout: ImageLayout) -> Piece:
+    start, stop = layout.spans[said["name"]]
+    shape = tuple(said.get("shape", layout.tensors[said["name"]].shape))
+    return Piece(file, start, stop, Region(tuple(said.get("offset", (0,) * len(shape))), shape))
 
 
 def _skeletons(layout: ImageLayout, file: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tensors of which every rank holds a part (DTensor: FSDP2, tensor parallelism), and those all ranks share.
+"""Tensors of which every rank holds a part (DTensor: FSDP2, tensor parallelism).
 
 A stored shard is the rank's own rows as they lie in its memory, with the place they have in the whole.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -93,42 +92,3 @@ def like(local: torch.Tensor, live: DTensor) -> DTensor:
         shape=live.shape,
         stride=live.stride(),
     )
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Who this rank is, and which tensors (by id) training keeps equal on every rank."""
-
-    rank: int
-    world: int
-    replicated: frozenset[int]
-
-
-def spread(sizes: Sequence[int], world: int) -> list[int]:
-    """Which rank writes each of the tensors that all have, so that all write about equally much.
-
-    Depends on nothing but the sizes: every rank comes to the same answer without asking.
-    """
-    load = [0] * world
-    owners = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owner = min(range(world), key=load.__getitem__)
-        owners[index] = owner
-        load[owner] += sizes[index]
-    return owners
-
-
-def replicated_ids(modules: Iterable[Any], optimizers: Iterable[Any]) -> frozenset[int]:
-    """The parameters that DistributedDataParallel keeps equal, and the optimizer states that follow them.
-
-    Buffers are not among them: between two forward passes each rank has its own.
-    """
-    found: set[int] = set()
-    for tracked in modules:
-        if tracked.is_replicated:
-            found.update(id(p) for p in tracked.module.parameters())
-    for tracked in optimizers:
-        for parameter, state in tracked.optimizer.state.items():
-            if id(parameter) in found and isinstance(state, dict):
-                found.update(id(v) for v in state.values() if isinstance(v, torch.Tensor))
-    return frozenset(found)

@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.checkpoints.rank_claims import RankClaims
 from holdfast.checkpoints.write import CheckpointDraft, Committed, draft_manifest
-from holdfast.checkpoints.write_together import agreeing, report, words_of, write_mine
+from holdfast.checkpoints.write_together import compose, report, words_of, write_mine
 from holdfast.errors import HoldfastError, InternalError, OutcomeUnknown, StoreError
 from holdfast.format.manifest import parse_manifest
 from holdfast.format.names import parse_checkpoint_name
@@ -49,12 +50,13 @@ def write_on_nodes(
     draft: CheckpointDraft,
     sources: Sequence[ImageSource],
     agrees_on: Mapping[str, Any],
+    claims: RankClaims,
 ) -> tuple[Committed, Mapping[str, Any]]:
     """Called by every rank with its own files. Returns, when the checkpoint is durable on all nodes, what was
     committed and what rank 0 decided. Only ranks that settle learn the whole manifest."""
     if team.leads:
-        return _lead(ballot, save, mine, draft, sources, agrees_on)
-    return _follow(ballot, save, mine, draft, sources, agrees_on)
+        return _lead(ballot, save, mine, draft, sources, agrees_on, claims)
+    return _follow(ballot, save, mine, draft, sources, agrees_on, claims)
 
 
 def second_ballot(save: str) -> str:
@@ -68,6 +70,7 @@ def _lead(
     draft: CheckpointDraft,
     sources: Sequence[ImageSource],
     agrees_on: Mapping[str, Any],
+    claims: RankClaims,
 ) -> tuple[Committed, Mapping[str, Any]]:
     store, name, listening = mine.store, str(draft.name), save
     try:
@@ -75,9 +78,9 @@ def _lead(
         ballot.open(save, name.encode())
         listening = second_ballot(save)
         records = write_mine(store, name, draft, sources)
-        ballot.vote(save, report(records, agrees_on, mine.says), None)
+        ballot.vote(save, report(records, agrees_on, claims, mine.says), None)
         reports = ballot.count(save)
-        manifest = replace(draft_manifest(store, draft), files=tuple(agreeing(reports)))
+        manifest = compose(draft_manifest(store, draft), reports)
         data = manifest.to_bytes()
         told = mine.decide(name, [json.loads(each)["says"] for each in reports])
         ballot.open(listening, json.dumps(dict(told)).encode() + b"\n" + data)
@@ -103,12 +106,13 @@ def _follow(
     draft: CheckpointDraft,
     sources: Sequence[ImageSource],
     agrees_on: Mapping[str, Any],
+    claims: RankClaims,
 ) -> tuple[Committed, Mapping[str, Any]]:
     store, name, voting = mine.store, "", save
     try:
         name = ballot.open(save, None).decode()
         records = write_mine(store, name, draft, sources)
-        ballot.vote(save, report(records, agrees_on, mine.says), None)
+        ballot.vote(save, report(records, agrees_on, claims, mine.says), None)
         voting = second_ballot(save)
         # Rank 0 may itself wait as long for the slowest rank before it shows the manifest.
         told, _, data = ballot.open(voting, None, waits=2).partition(b"\n")

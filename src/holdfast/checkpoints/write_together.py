@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from holdfast.checkpoints.rank_claims import ALIKE, RankClaims, alike_by_object, require_agreement
 from holdfast.checkpoints.write import CheckpointDraft, Committed, draft_manifest
 from holdfast.errors import HoldfastError, InternalError, SaveError, StoreError
-from holdfast.format.manifest import FileRecord, parse_file_record
+from holdfast.format.manifest import FileRecord, Manifest, parse_file_record
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.format.sealed import seal_of
 from holdfast.ranks.ballot import Ballot
@@ -34,6 +35,7 @@ def write_together(
     draft: CheckpointDraft,
     sources: Sequence[ImageSource],
     agrees_on: Mapping[str, Any],
+    claims: RankClaims,
 ) -> Committed:
     """Called by every rank with its own files. `agrees_on` is what must be equal on all ranks.
 
@@ -41,14 +43,14 @@ def write_together(
     only the rank's own files.
     """
     if team.leads:
-        return _lead(team, ballot, save, store, draft, sources, agrees_on)
+        return _lead(team, ballot, save, store, draft, sources, agrees_on, claims)
     try:
         name = ballot.open(save, None).decode()
         records = write_mine(store, name, draft, sources)
     except BaseException as error:
         ballot.vote(save, None, words_of(error))
         raise
-    ballot.vote(save, report(records, agrees_on), None)
+    ballot.vote(save, report(records, agrees_on, claims), None)
     committed = parse_checkpoint_name(ballot.outcome(save))
     if committed is None:
         raise InternalError(f"the first rank committed {name} under a name that is none")
@@ -73,6 +75,7 @@ def _lead(
     draft: CheckpointDraft,
     sources: Sequence[ImageSource],
     agrees_on: Mapping[str, Any],
+    claims: RankClaims,
 ) -> Committed:
     name, begun = str(draft.name), False
     try:
@@ -82,9 +85,8 @@ def _lead(
         begun = True
         ballot.open(save, name.encode())
         records = write_mine(store, name, draft, sources)
-        ballot.vote(save, report(records, agrees_on), None)
-        everything = agreeing(ballot.count(save))
-        manifest = replace(draft_manifest(store, draft), files=tuple(everything))
+        ballot.vote(save, report(records, agrees_on, claims), None)
+        manifest = compose(draft_manifest(store, draft), ballot.count(save))
         data = manifest.to_bytes()
         store.publish(name, data)
     except BaseException as error:
@@ -110,15 +112,19 @@ def write_mine(
 
 
 def report(
-    records: Sequence[FileRecord], agrees_on: Mapping[str, Any], says: Mapping[str, Any] | None = None
+    records: Sequence[FileRecord],
+    agrees_on: Mapping[str, Any],
+    claims: RankClaims,
+    says: Mapping[str, Any] | None = None,
 ) -> bytes:
     """What a rank votes with. `says` is for rank 0 and need not be equal on all ranks."""
     files = [{**vars(record), "digests": list(record.digests)} for record in records]
-    return json.dumps({"agrees_on": dict(agrees_on), "files": files, "says": dict(says or {})}).encode()
+    said = {"agrees_on": dict(agrees_on), "claims": claims.to_json(), "says": dict(says or {})}
+    return json.dumps({**said, "files": files}).encode()
 
 
-def agreeing(reports: Sequence[bytes]) -> list[FileRecord]:
-    """The files of all ranks, if all of them saved the same step of the same state."""
+def compose(draft: Manifest, reports: Sequence[bytes]) -> Manifest:
+    """The manifest over the files of all ranks, if all of them saved the same step of the same state."""
     said = [json.loads(report) for report in reports]
     first = said[0]["agrees_on"]
     for rank, other in enumerate(said):
@@ -128,7 +134,13 @@ def agreeing(reports: Sequence[bytes]) -> list[FileRecord]:
                     f"rank {rank} saved with {what} {other['agrees_on'].get(what)} and rank 0 with {value}",
                     hint="every rank must track the same objects and call end_step and save_now alike",
                 )
-    return [parse_file_record(entry) for report in said for entry in report["files"]]
+    claims = [RankClaims(**each["claims"]) for each in said]
+    require_agreement(claims)
+    contains = {key: dict(about) for key, about in draft.contains.items()}
+    for key, alike in alike_by_object(claims).items():
+        contains[key][ALIKE] = alike
+    files = tuple(parse_file_record(entry) for each in said for entry in each["files"])
+    return replace(draft, files=files, contains=contains)
 
 
 def words_of(error: BaseException) -> str:

@@ -22,10 +22,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Common:
-    """Stands for a tensor that several ranks hold together, until the blocks of all of them are known."""
+    """Stands for a tensor that several ranks hold together, until the blocks of all of them are known.
+    `ranks` are those that do, where they are not all."""
 
     key: str
     name: str
+    ranks: str | None = None
 
 
 @dataclass
@@ -48,7 +50,7 @@ class CommonTensors:
         """Take in what one rank says and holds; None if the tensor is that rank's alone."""
         if "offset" not in said and "shared" not in said:
             return None
-        common = Common(key, said["name"])
+        common = Common(key, said["name"], said.get("ranks"))
         gathered = self._found.setdefault(common, _Gathered(said))
         if common.name in layout.spans:
             spec = layout.tensors[common.name]

@@ -30,7 +30,7 @@ def read_states(store: Store, found: Found) -> dict[str, Any]:
     if is_dcp(manifest):
         return read_dcp_states(store, found)
     if manifest.world > 1:
-        return load_sharded(store, found, ()).states
+        return load_sharded(store, found, (), 0, manifest.world).states
     states: dict[str, Any] = {}
     for image in read_files(store, found).values():
         states |= inflate_image(image, manifest.values)
@@ -41,7 +41,7 @@ def read_model(store: Store, found: Found, key: str, file: str) -> Any:
     """One model's state. `file` holds it where one process saved it."""
     manifest = require_manifest(found)
     if manifest.world > 1:
-        return load_sharded(store, found, (), keys=[key]).states[key]
+        return load_sharded(store, found, (), 0, manifest.world, [key]).states[key]
     return inflate_image(read_files(store, found, [file])[file], manifest.values)[key]
 
 

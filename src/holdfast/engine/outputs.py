@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.rank_claims import RankClaims
 from holdfast.checkpoints.read import newest_loadable
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.write import CheckpointDraft, Committed
@@ -117,7 +118,7 @@ class Outputs:
         )
         try:
             try:
-                committed = self._writer(store).write(save, draft, files, {}, "", lambda: None)
+                committed = self._writer(store).write(save, draft, files, {}, RankClaims(), lambda: None)
             finally:
                 for file in files:
                     file.close()

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from holdfast.capture.torch_inflate import inflate_image
 from holdfast.capture.torch_registry import track
 from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.rank_claims import ALIKE
 from holdfast.checkpoints.read import newest_loadable, read_files, require_manifest
 from holdfast.clock import SystemClock
 from holdfast.engine.torch_restorer import (
@@ -32,9 +34,10 @@ def restore(path: str | os.PathLike[str], into: Mapping[str, Any], step: int | N
 
     >>> holdfast.restore("runs/resnet50", into={"model": model, "optimizer": opt})
 
-    Everything is verified before anything is touched. Names that are not in `into` are left out.
+    Everything is verified before anything is touched. Names that are not in `into` are left out. Where
+    torch.distributed is initialised, each rank gets what is its own.
     """
-    restored = restore_newest(_open(path), track(into), SystemClock(), step=step)
+    restored = restore_newest(_open(path), track(into), SystemClock(), step=step, place=_place())
     if restored is None:
         raise RestoreError(
             f"there is no checkpoint in {os.fspath(path)}", hint="is this the folder of a run?"
@@ -43,18 +46,23 @@ def restore(path: str | os.PathLike[str], into: Mapping[str, Any], step: int | N
 
 
 def load_weights(
-    path: str | os.PathLike[str], step: int | None = None, model: str | None = None
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    model: str | None = None,
+    *,
+    rank: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """The weights of a model, verified, without building anything: `{name: tensor}`.
 
     `model` says which one where several were tracked; the default is the only one, or the one called "model".
+    `rank` says whose, where ranks held different weights under the same names (stages, experts).
     """
     store = _open(path)
     found = choose_step(store, step)
     if found is None:
         # The newest whole one: every byte of it is read, not only the weights.
         chosen = newest_loadable(
-            store, lambda f: (f, _weights(store, f, everything=True)), reject=say_rejected
+            store, lambda f: (f, _weights(store, f, rank, everything=True)), reject=say_rejected
         )
         if chosen is None:
             raise RestoreError(
@@ -62,15 +70,26 @@ def load_weights(
             )
         found, weights = chosen
     else:
-        weights = _weights(store, found, everything=False)
+        weights = _weights(store, found, rank, everything=False)
     return _pick(weights, model, str(found.name))
 
 
-def _weights(store: Store, found: Found, *, everything: bool) -> dict[str, dict[str, torch.Tensor]]:
+def _weights(
+    store: Store, found: Found, rank: int | None, *, everything: bool
+) -> dict[str, dict[str, torch.Tensor]]:
     manifest = require_manifest(found)
+    if rank is not None and not 0 <= rank < manifest.world:
+        raise SetupError(f"{found.name} has no rank {rank}", hint=f"{manifest.world} ranks saved it")
     if manifest.world > 1:
         models = [key for key, said in manifest.contains.items() if said.get("role") == "weights"]
-        states = load_sharded(store, found, (), keys=models).states
+        differing = [key for key in models if manifest.contains[key].get(ALIKE) is False]
+        if differing and rank is None:
+            raise SetupError(
+                f"the {manifest.world} ranks that saved {found.name} held different weights of "
+                f"{', '.join(map(repr, differing))} under the same names",
+                hint="say whose: load_weights(path, rank=0)",
+            )
+        states = load_sharded(store, found, (), rank or 0, manifest.world, models).states
         return {key: states[key] for key in models}
     # Only the weights files: the optimizer is usually two thirds of a checkpoint.
     names = [record.name for record in manifest.files if record.role == "weights"]
@@ -89,6 +108,13 @@ def _pick(
             hint=f"it holds {', '.join(map(repr, weights)) or 'none'}; use model=",
         )
     return {name: value for name, value in weights[model].items() if isinstance(value, torch.Tensor)}
+
+
+def _place() -> tuple[int, int]:
+    """Which rank of how many this process is."""
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
 def _open(path: str | os.PathLike[str]) -> DirectoryStore:

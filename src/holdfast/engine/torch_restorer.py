@@ -66,7 +66,7 @@ def load_states(store: Store, found: Found, tracked: Sequence[Tracked], rank: in
     """Everything the tracked objects need of one checkpoint, verified; nothing applied."""
     manifest = require_manifest(found)
     if manifest.world > 1 or world > 1 or has_shards(tracked):
-        return load_sharded(store, found, tracked, rank)
+        return load_sharded(store, found, tracked, rank, world)
     # One process then and now: the images are read whole, and what is restored are views of them.
     loaded = Loaded(found, read_files(store, found, None, room_for_image))
     return Sharded(found, inflate_all(loaded), manifest.total_bytes)
@@ -95,10 +95,12 @@ def restore_newest(
     team: Team | None = None,
     limit: float = 600.0,
     mending: Mending | None = None,
+    place: tuple[int, int] = (0, 1),
 ) -> tuple[Resumed, Found] | None:
     """Restore in place. None where the store holds no checkpoint at all.
 
-    With a team, every rank restores the same checkpoint: the newest that all of them can read.
+    With a team, every rank restores the same checkpoint: the newest that all of them can read. Without one,
+    `place` says which rank of how many this is.
     """
     started = clock.monotonic()
     rejected: list[str] = []
@@ -110,7 +112,7 @@ def restore_newest(
             on_reject(found, why)
 
     def load(found: Found) -> Sharded:
-        return load_states(store, found, tracked, 0, 1)
+        return load_states(store, found, tracked, *place)
 
     chosen = choose_step(store, step)
     if team is not None:

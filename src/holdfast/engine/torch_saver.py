@@ -155,6 +155,7 @@ class Saver:
         except Exception as error:  # noqa: BLE001  carried to the caller through the handle
             self._report(handle, InternalError(f"saving step {request.step} failed: {error!r}"))
         else:
+            self._snapshots.committed(taken)
             self._warn_if_stale(committed)
             self._previous, self._parent = committed, committed.as_parent
             handle.committed(str(committed.name))
@@ -183,7 +184,7 @@ class Saver:
                 draft,
                 taken.sources,
                 {image.file: image.layout for image in taken.plan.images},
-                taken.plan.shared,
+                taken.claims(),
                 lambda: self._snapshots.sealed(taken, str(draft.name)),
             )
             handle.persist_seconds = self._clock.monotonic() - started

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.capture.torch_live import live_leaves
+from holdfast.capture.torch_fill import Need
+from holdfast.capture.torch_live import live_groups, live_leaves
+from holdfast.capture.torch_reader import Reader
 from holdfast.capture.torch_registry import Tracked
-from holdfast.capture.torch_reshard import Need, SavedState
+from holdfast.capture.torch_reshard import SavedState
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.ranges import Wanted, read_ranges
+from holdfast.checkpoints.rank_claims import ALIKE
 from holdfast.checkpoints.read import read_files, require_manifest
 from holdfast.format.image import header_length, parse_image
 from holdfast.format.manifest import Manifest
 from holdfast.format.rank_record import ImageHeader, RankRecord, parse_rank_record, record_name
 from holdfast.stores.base import Store
+
+# Records that are read side by side: their number may not grow with that of the ranks.
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -32,17 +38,40 @@ class Sharded:
 
 
 def load_sharded(
-    store: Store, found: Found, tracked: Sequence[Tracked], rank: int = 0, keys: Sequence[str] | None = None
+    store: Store,
+    found: Found,
+    tracked: Sequence[Tracked],
+    rank: int = 0,
+    world: int = 1,
+    keys: Sequence[str] | None = None,
 ) -> Sharded:
-    """The states of the tracked objects as rank `rank` needs them; whole tensors where nothing is live.
+    """The states of the tracked objects as rank `rank` of `world` needs them; whole tensors where nothing is
+    live.
 
     A rank that did not exist when it was saved takes rank 0's view of what belongs to single ranks.
     """
     manifest = require_manifest(found)
-    saved = SavedState(_records(store, found, manifest), rank if rank < manifest.world else 0)
-    needs = saved.needs(live_leaves(tracked), keys)
+    alike = {key: said[ALIKE] for key, said in manifest.contains.items() if ALIKE in said}
+    reader = Reader(live_leaves(tracked), rank, world, manifest.world, live_groups(tracked), alike)
+    base = rank if rank < manifest.world else 0
+    saved = SavedState(_record(store, found, manifest, base), reader, keys)
+    seen = {base}
+    while missing := [r for r in _in_order(saved, rank / world, manifest.world) if r not in seen]:
+        for record in _records(store, found, missing[:_AT_ONCE]):
+            saved.take(record)
+        seen.update(missing[:_AT_ONCE])
+    needs = saved.needs()
     read = read_ranges(store, found, _wanted(needs.values()))
     return Sharded(found, saved.build(needs), read)
+
+
+def _in_order(saved: SavedState, place: float, world: int) -> list[int]:
+    """Ranks that may hold what is missing, the likely ones first: holders of the same blocks, then those
+    whose place among all ranks is like this one's. Mostly a few are enough."""
+    sources = saved.sources
+    likely = [rank for rank in saved.neighbours if rank in sources]
+    near = sorted(sources.difference(likely), key=lambda r: abs(r / world - place))
+    return likely + near
 
 
 def _wanted(needs: Any) -> list[Wanted]:
@@ -50,10 +79,14 @@ def _wanted(needs: Any) -> list[Wanted]:
     return [Wanted(*want) for need in unique.values() for want in need.wanted]
 
 
-def _records(store: Store, found: Found, manifest: Manifest) -> list[RankRecord]:
+def _record(store: Store, found: Found, manifest: Manifest, rank: int) -> RankRecord:
     if manifest.world == 1:
-        return [RankRecord(0, 1, manifest.values, _headers(store, found, manifest))]
-    names = [record_name(rank) for rank in range(manifest.world)]
+        return RankRecord(0, 1, manifest.values, _headers(store, found, manifest))
+    return _records(store, found, [rank])[0]
+
+
+def _records(store: Store, found: Found, ranks: Sequence[int]) -> list[RankRecord]:
+    names = [record_name(rank) for rank in ranks]
     files = read_files(store, found, names)
     return [parse_rank_record(bytes(files[name])) for name in names]
 

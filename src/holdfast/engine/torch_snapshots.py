@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from holdfast.capture.torch_module import TrackedModule
+from holdfast.capture.torch_groups import Sharing
+from holdfast.capture.torch_live import live_groups
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_plan import Part, Selected, StatePlan, plan_state, take_parts
 from holdfast.capture.torch_registry import Tracked
-from holdfast.capture.torch_shards import Sharing, replicated_ids
+from holdfast.checkpoints.rank_claims import RankClaims
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.settings import Settings
 from holdfast.engine.torch_deferral import Deferral, Held
 from holdfast.errors import SaveError
+from holdfast.format.checksum import CHUNK_BYTES, RunningDigest
 from holdfast.staging.copy_choice import CopyChoice, Mode
 from holdfast.staging.memory_budget import SlotBudget, available_host_bytes, choose_slots
 from holdfast.staging.shared_slots import SharedSlots
@@ -53,10 +55,24 @@ class Taken:
     mode: Mode
     snapshot: Snapshot | None
     streamed: Sequence[StreamedImage] = ()
+    # Until all ranks have agreed on it: what this rank holds where others are said to hold the same.
+    sample: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sources(self) -> Sequence[Any]:
         return self.snapshot.images if self.snapshot else self.streamed
+
+    def claims(self) -> RankClaims:
+        """What this rank says about tensors it holds with others. On the persist worker, once copied."""
+        plan, digests = self.plan, dict[str, dict[str, RunningDigest]]()
+        for one in plan.ambiguous:
+            place = plan.placements[one.placement]
+            digest = digests.setdefault(one.key, {}).setdefault(one.ranks, RunningDigest())
+            digest.update(one.said.encode())
+            for start in range(place.start, place.stop, CHUNK_BYTES):
+                digest.update(self.sources[place.image].view(start, min(start + CHUNK_BYTES, place.stop)))
+        contents = {key: {ranks: d.hex() for ranks, d in groups.items()} for key, groups in digests.items()}
+        return RankClaims(plan.divisions, self.sample, contents)
 
     def release(self) -> None:
         if self.snapshot is not None:
@@ -91,6 +107,8 @@ class Snapshots:
         self._layout: Layout | None = None
         self._unfinished: list[Snapshot] = []
         self._changed_behind = 0
+        # Of the plan with which all ranks agreed on what they hold alike, and committed.
+        self._agreed: Mapping[int, tuple[str, str]] | None = None
         self.choice = CopyChoice(None if settings.copy == "auto" else settings.copy)
 
     @property
@@ -121,8 +139,10 @@ class Snapshots:
         if fitting is None:
             return None
         layout, selected = fitting
+        sample = {} if self._agreed is layout.plan.alike else layout.plan.sample(parts)
         if layout.budget.slots == 0:
-            return Taken(parts, layout.plan, "blocking", None, _streams(layout.plan, selected.tensors))
+            streams = _streams(layout.plan, selected.tensors)
+            return Taken(parts, layout.plan, "blocking", None, streams, sample)
         lease = layout.pool.lease(slot_timeout)
         if lease is None:
             return None
@@ -146,7 +166,7 @@ class Snapshots:
             snapshot.stall_seconds += self._clock.monotonic() - started
         else:
             self._finish_behind(snapshot)
-        return Taken(parts, layout.plan, mode, snapshot)
+        return Taken(parts, layout.plan, mode, snapshot, sample=sample)
 
     def _finish_behind(self, snapshot: Snapshot) -> None:
         # A loop without optimizer steps never passes the fence: do not pile up what has ended.
@@ -157,6 +177,8 @@ class Snapshots:
         """What must be taken at once, where the rest may be walked behind training."""
         layout = self._layout
         if layout is None or layout.deferral is None or not layout.pool.available:
+            return None
+        if layout.plan.alike and self._agreed is not layout.plan.alike:
             return None
         if self._changed_behind >= _TIMES_TO_BELIEVE_IT:
             self._layout = replace(layout, deferral=None)
@@ -291,12 +313,14 @@ class Snapshots:
         if isinstance(pool, SharedSlots) and taken.snapshot is not None:
             pool.sealed(taken.snapshot.lease.slot, name)
 
+    def committed(self, taken: Taken) -> None:
+        """Every rank has agreed to this snapshot. On the persist worker."""
+        self._agreed = taken.plan.alike
+
     def _sharing(self) -> Sharing | None:
         if self._ranks is None:
             return None
-        modules = [t for t in self._tracked if isinstance(t, TrackedModule)]
-        optimizers = [t for t in self._tracked if isinstance(t, TrackedOptimizer)]
-        return Sharing(*self._ranks, replicated_ids(modules, optimizers))
+        return Sharing(*self._ranks, live_groups(self._tracked))
 
     def _lazy_ids(self) -> set[int]:
         """Tensors that only the step of a tracked optimizer changes, so that the fence protects them.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from holdfast.checkpoints.bytes_source import BytesSource
+from holdfast.checkpoints.rank_claims import RankClaims
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint, write_copy
 from holdfast.checkpoints.write_on_nodes import NodeSave, write_on_nodes
 from holdfast.checkpoints.write_together import decline, write_together
@@ -31,11 +32,11 @@ class Writer(Protocol):
         draft: CheckpointDraft,
         sources: Sequence[ImageSource],
         layouts: Mapping[str, ImageLayout],
-        shared: str,
+        claims: RankClaims,
         in_memory: Callable[[], None],
     ) -> Committed:
-        """Durable when it returns. `shared` stands for how common tensors were divided; `in_memory` is called
-        as soon as a killed process would find the checkpoint in its memory tier."""
+        """Durable when it returns. `claims` is what this rank says about tensors it holds with others;
+        `in_memory` is called as soon as a killed process would find the checkpoint in its memory tier."""
         ...
 
     def decline(self, save: str, error: str) -> None:
@@ -54,7 +55,7 @@ class Alone:
         draft: CheckpointDraft,
         sources: Sequence[ImageSource],
         layouts: Mapping[str, ImageLayout],
-        shared: str,
+        claims: RankClaims,
         in_memory: Callable[[], None],
     ) -> Committed:
         memory = self._memory
@@ -89,11 +90,11 @@ class Everybody:
         draft: CheckpointDraft,
         sources: Sequence[ImageSource],
         layouts: Mapping[str, ImageLayout],
-        shared: str,
+        claims: RankClaims,
         in_memory: Callable[[], None],
     ) -> Committed:
-        draft, files, agrees_on = _as_rank(self._team, draft, sources, layouts, shared)
-        return write_together(self._team, self._ballot, save, self._store, draft, files, agrees_on)
+        draft, files, agrees_on = _as_rank(self._team, draft, sources, layouts)
+        return write_together(self._team, self._ballot, save, self._store, draft, files, agrees_on, claims)
 
     def decline(self, save: str, error: str) -> None:
         decline(self._team, self._ballot, save, error)
@@ -131,16 +132,18 @@ class OnNodes:
         draft: CheckpointDraft,
         sources: Sequence[ImageSource],
         layouts: Mapping[str, ImageLayout],
-        shared: str,
+        claims: RankClaims,
         in_memory: Callable[[], None],
     ) -> Committed:
         duties, nodes, keep = self._duties, self._duties.nodes, draft.keep is not None
-        draft, files, agrees_on = _as_rank(self._team, draft, sources, layouts, shared)
+        draft, files, agrees_on = _as_rank(self._team, draft, sources, layouts)
         draft = replace(draft, environment=with_nodes(draft.environment, nodes.of_rank))
         mine = NodeSave(
             nodes.mine, nodes.acts, duties.says(), lambda name, said: duties.decide(said, keep=keep)
         )
-        committed, told = write_on_nodes(self._team, self._ballot, save, mine, draft, files, agrees_on)
+        committed, told = write_on_nodes(
+            self._team, self._ballot, save, mine, draft, files, agrees_on, claims
+        )
         duties.kept(told)
         return committed
 
@@ -153,7 +156,6 @@ def _as_rank(
     draft: CheckpointDraft,
     sources: Sequence[ImageSource],
     layouts: Mapping[str, ImageLayout],
-    shared: str,
 ) -> tuple[CheckpointDraft, list[ImageSource], dict[str, Any]]:
     """What one of several ranks writes, and what must be equal on all of them."""
     headers = {file: ImageHeader.of(layout) for file, layout in layouts.items()}
@@ -165,6 +167,5 @@ def _as_rank(
         "step": draft.step,
         "progress": dict(draft.progress),
         "tracked objects": sorted(draft.contains),
-        "shared tensors": shared,
     }
     return draft, [*sources, mine], agrees_on
