@@ -1,6 +1,8 @@
 """A module's weights under names that do not depend on its wrapping, tied ones tied, frozen ones optional."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -8,6 +10,7 @@ import torch
 from round_trip import images_of, same_bits, states_of
 from torch import nn
 
+import holdfast
 from holdfast.capture.torch_module import TrackedModule, canonical, unwrap
 from holdfast.capture.torch_registry import restore_all, track
 from holdfast.errors import IncompatibleState, SetupError
@@ -201,3 +204,47 @@ def test_reserved_names_are_refused(name: str) -> None:
 def test_nothing_to_track_is_refused() -> None:
     with pytest.raises(SetupError, match=r"nothing to track"):
         track({})
+
+
+class Versioned(nn.Module):
+    """As torchvision's MNASNet: it looks at the version that its state was saved with, and refuses others."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.seen: Any = None
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        self.seen = local_metadata.get("version")
+        if self.seen not in (1, 2):
+            raise ValueError(f"version should be set to 1 or 2 instead of {self.seen}")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_module_is_told_the_version_that_its_state_was_saved_with(tmp_path: Path, compiled: bool) -> None:
+    def build() -> tuple[Versioned, nn.Module]:
+        inside = Versioned()
+        whole = nn.Sequential(torch.compile(inside) if compiled else inside)  # type: ignore[arg-type]
+        return inside, whole
+
+    _, model = build()
+    with holdfast.Run(tmp_path, model=model, every="1000 steps") as run:
+        run.end_step()
+    for load in (
+        lambda m: holdfast.restore(tmp_path, {"model": m}),
+        lambda m: nn.Sequential(m[0]._orig_mod if compiled else m[0]).load_state_dict(
+            holdfast.load_weights(tmp_path)
+        ),
+    ):
+        inside, again = build()
+        load(again)
+        assert inside.seen == 2
+
+
+def test_a_state_saved_without_versions_is_loaded_as_before() -> None:
+    model = TrackedModule("model", nn.BatchNorm1d(2))
+    state = dict(model.take())
+    TrackedModule("model", nn.BatchNorm1d(2)).apply(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from operator import is_
 from typing import Any
@@ -38,6 +39,11 @@ def canonical(key: str) -> str:
     return key
 
 
+def _canonical_part(name: str) -> str:
+    """Of a module, where `canonical` is of what it holds."""
+    return canonical(f"{name}.")[:-1]
+
+
 class TrackedModule:
     """Model, EMA copy, anything that is an nn.Module."""
 
@@ -54,7 +60,12 @@ class TrackedModule:
         # keep_vars gives the parameters themselves, so their version counters can be watched.
         state = self.module.state_dict(keep_vars=True)
         skipped = self._frozen_names()
-        return {canonical(k): v for k, v in state.items() if canonical(k) not in skipped}
+        named = ((canonical(k), v) for k, v in state.items())
+        taken: Any = OrderedDict((k, v) for k, v in named if k not in skipped)
+        if (notes := getattr(state, "_metadata", None)) is not None:
+            # The inner one of a wrapper and what it wraps has the last word: it is the user's own.
+            taken._metadata = {_canonical_part(part): said for part, said in notes.items()}
+        return taken  # type: ignore[no-any-return]
 
     def hold(self) -> Callable[[], dict[str, Any]]:
         """Take it later, before the next optimizer step: its structure does not change meanwhile."""
@@ -132,9 +143,16 @@ class TrackedModule:
             )
 
     def apply(self, state: Any) -> None:
-        live_names = {canonical(k): k for k in self.module.state_dict(keep_vars=True)}
+        live = self.module.state_dict(keep_vars=True)
+        live_names = {canonical(k): k for k in live}
         missing = self._frozen_names()
-        found = {live_names[name]: value for name, value in state.items() if name in live_names}
+        found: Any = OrderedDict(
+            (live_names[name], value) for name, value in state.items() if name in live_names
+        )
+        # Modules look here for the version that they were saved with, and may refuse a state without one.
+        if (notes := getattr(state, "_metadata", None)) is not None:
+            parts = {part: _canonical_part(part) for part in getattr(live, "_metadata", ())}
+            found._metadata = OrderedDict((part, notes[c]) for part, c in parts.items() if c in notes)
         result = self.module.load_state_dict(found, strict=False)
         unloaded = {canonical(k) for k in result.missing_keys} - missing
         if unloaded or result.unexpected_keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,10 @@ def _pick(
             f"{where} holds no model {model!r}",
             hint=f"it holds {', '.join(map(repr, weights)) or 'none'}; use model=",
         )
-    return {name: value for name, value in weights[model].items() if isinstance(value, torch.Tensor)}
+    found: Any = OrderedDict((k, v) for k, v in weights[model].items() if isinstance(v, torch.Tensor))
+    if (notes := getattr(weights[model], "_metadata", None)) is not None:
+        found._metadata = notes  # As in what `state_dict()` gives, for `load_state_dict()`.
+    return found  # type: ignore[no-any-return]
 
 
 def _place() -> tuple[int, int]:

@@ -8,7 +8,7 @@ still fits. A value of an unknown type is an error that names its path, never a 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,6 +165,10 @@ def _ordered(value: Any, name: str) -> Any:
 
 
 def _container_details(value: Any, name: str, path: Path) -> tuple[Any, ...]:
+    if name == "odict":
+        # Where torch keeps the version of every module, which decides how its state is loaded.
+        notes = getattr(value, "_metadata", None)
+        return () if notes is None else (notes,)
     if name == "deque":
         return (value.maxlen,)
     if name == "defaultdict":
@@ -208,10 +212,32 @@ def skeleton(state: Any, leaves: Leaves, tensor_entry: Iterator[Any], root: str 
             node[name] = [build(v, (*path, i)) for i, v in enumerate(_ordered(value, name))]
         details = _container_details(value, name, path)
         if details:
-            node["with"] = details[0]
+            node["with"] = _encode_notes(details[0], leaves, path) if name == "odict" else details[0]
         return node
 
     return build(state, (root,))
+
+
+def _encode_notes(notes: Any, leaves: Leaves, path: Path) -> dict[str, dict[str, Any]]:
+    where = f"{show_path(path)}._metadata"
+    if not isinstance(notes, Mapping) or not all(isinstance(said, Mapping) for said in notes.values()):
+        raise SetupError(f"cannot save {where}: it must say something of each module by its name")
+    flat = {part: flatten(dict(said), leaves, where) for part, said in notes.items()}
+    if any(one.tensors for one in flat.values()) or not all(type(part) is str for part in notes):
+        raise SetupError(f"cannot save {where}: it may hold names and plain values only")
+    return {
+        str(part): {
+            str(key): leaves.encode(value) for key, value in zip(said, flat[part].values, strict=True)
+        }
+        for part, said in notes.items()
+    }
+
+
+def _decode_notes(said: Any, leaves: Leaves) -> OrderedDict[str, dict[str, Any]]:
+    return OrderedDict(
+        (part, {key: decode_scalar(value, leaves.decoders) for key, value in notes.items()})
+        for part, notes in said.items()
+    )
 
 
 def _encode_key(key: Any, leaves: Leaves, path: Path) -> Any:
@@ -237,7 +263,7 @@ def inflate(node: Any, values: list[Any], tensor: Callable[[Any], Any], leaves: 
             return leaves.put_together(node["with"], inflate(content, values, tensor, leaves))
         if name in ("dict", "odict", "counter", "defaultdict"):
             pairs = [(decode_key(k, leaves), inflate(v, values, tensor, leaves)) for k, v in content]
-            return _build_mapping(name, pairs, node.get("with"))
+            return _build_mapping(name, pairs, node.get("with"), leaves)
         items = [inflate(item, values, tensor, leaves) for item in content]
         if name == "deque":
             return deque(items, node.get("with"))
@@ -246,12 +272,17 @@ def inflate(node: Any, values: list[Any], tensor: Callable[[Any], Any], leaves: 
         raise CorruptCheckpoint(f"the skeleton of a stored state cannot be read: {error!r}") from error
 
 
-def _build_mapping(name: str, pairs: list[tuple[Any, Any]], details: Any) -> Any:
+def _build_mapping(name: str, pairs: list[tuple[Any, Any]], details: Any, leaves: Leaves) -> Any:
     if name == "defaultdict":
         return defaultdict(_FACTORIES[details], pairs)
     if name == "counter":
         return Counter(dict(pairs))
-    return OrderedDict(pairs) if name == "odict" else dict(pairs)
+    if name == "dict":
+        return dict(pairs)
+    ordered: Any = OrderedDict(pairs)
+    if details is not None:
+        ordered._metadata = _decode_notes(details, leaves)
+    return ordered
 
 
 def decode_key(key: Any, leaves: Leaves) -> Any:
