@@ -183,7 +183,7 @@ head -c 100 /dev/zero > small; head -c {BIG} /dev/zero > big; exec sleep 100
 def app(folder: Path, tier: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "holdfast.cli.main", "app", "generic", "--once", "--run", "run",
-         "--tier", tier, "--file", "small", "--file", "big", "--restart", "again",
+         "--tier", tier, "--file", "small", "--file", "big", "--trust-files", "--restart", "again",
          "--complete-file", "result", "--", "sh", "-c", PROGRAM, "sh"],
         cwd=folder,
     )  # fmt: skip

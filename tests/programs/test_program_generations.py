@@ -12,6 +12,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import NoValidCheckpoint, SaveError, TornSnapshot
 from holdfast.events import CheckpointRejected, Event
 from holdfast.programs.generations import Generations
+from holdfast.programs.putting_back import SET_ASIDE
 from holdfast.stores.directory import CKPT, DirectoryStore
 
 
@@ -118,9 +119,9 @@ def test_what_must_make_room_is_set_aside_and_never_deleted(generations: Generat
         generations.put_back(generation, work, present=["a", "later"])
     assert (work / "a").read_bytes() == b"good"
     assert not (work / "later").exists()
-    assert (work / "a.set-aside.1").read_bytes() == b"torn"
-    assert (work / "a.set-aside.2").read_bytes() == b"torn again"
-    assert (work / "later.set-aside.1").read_bytes() == b"torn"
+    assert (work / SET_ASIDE / "1" / "a").read_bytes() == b"torn"
+    assert (work / SET_ASIDE / "2" / "a").read_bytes() == b"torn again"
+    assert (work / SET_ASIDE / "1" / "later").read_bytes() == b"torn"
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_committed(

@@ -12,6 +12,7 @@ import pytest
 from holdfast.checkpoints.find import committed
 from holdfast.events import Event, Restored, RunEnded, SaveCommitted
 from holdfast.jobs.halt import HaltNote, clear_halt, write_halt
+from holdfast.programs.putting_back import SET_ASIDE
 from holdfast.programs.recipe_driver import suspects
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
@@ -86,7 +87,10 @@ def test_a_damaged_newest_generation_and_file_fall_back_to_the_older(tmp_path: P
     assert again.ended() == 0, again.output.read_text()
     assert again.restored() == [older]
     assert (tmp_path / "result").read_text() == RIGHT
-    assert (tmp_path / "state.set-aside.1").exists()
+    assert (tmp_path / SET_ASIDE / "1" / "state").exists()
+    # Both are named where people look.
+    assert f"passed over {newest}" in again.output.read_text()
+    assert f"going on from {older}" in again.output.read_text()
 
 
 def test_a_damaged_stored_copy_is_made_good_from_the_whole_file_in_place(tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_a_damaged_stored_copy_is_made_good_from_the_whole_file_in_place(tmp_pat
     again = App(tmp_path)
     assert again.ended() == 0, again.output.read_text()
     assert again.restored() == [newest]
-    assert not list(tmp_path.glob("*.set-aside*"))
+    assert not (tmp_path / SET_ASIDE).exists()
     assert (tmp_path / "result").read_text() == RIGHT
 
 
@@ -160,6 +164,37 @@ def test_a_time_limit_stops_the_program_in_time(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 75, done.stderr
     assert (tmp_path / "state").exists()
+
+
+def generic(folder: Path, pattern: str, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", "app", "generic", "--once", "--run", "run",
+         "--file", pattern, *options, "--", "sh", "-c", program],
+        cwd=folder, timeout=60, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_folder_is_kept_with_its_tree_and_comes_back(tmp_path: Path) -> None:
+    program = "mkdir -p out/deep; echo 1 > out/a; echo 2 > out/deep/b; exit 0"
+    assert generic(tmp_path, "out", program, "--complete-file", "result").returncode == 75
+    for name in ("out/a", "out/deep/b"):
+        (tmp_path / name).unlink()
+    (tmp_path / "out" / "torn").write_text("half")
+    finishing = "cat out/a out/deep/b > result; ls out > seen"
+    assert generic(tmp_path, "out", finishing, "--complete-file", "result").returncode == 0
+    assert (tmp_path / "result").read_text() == "1\n2\n"
+    assert (tmp_path / "seen").read_text() == "a\ndeep\n", "what does not belong to it is set aside"
+
+
+def test_a_pattern_that_never_matches_is_an_error_at_the_end(tmp_path: Path) -> None:
+    done = generic(tmp_path, "stat", "echo 1 > state")
+    assert done.returncode == 78, "running it again cannot help"
+    assert "nothing ever matched stat" in done.stderr
+
+
+def test_a_program_that_removes_its_checkpoint_at_the_end_is_complete(tmp_path: Path) -> None:
+    assert generic(tmp_path, "state", "echo 1 > state", "--complete-file", "result").returncode == 75
+    assert generic(tmp_path, "state", "rm state; echo > result", "--complete-file", "result").returncode == 0
 
 
 def test_a_finished_program_is_not_run_again(tmp_path: Path) -> None:

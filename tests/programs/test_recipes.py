@@ -26,6 +26,37 @@ def test_gromacs_continues_from_the_checkpoint_that_its_options_name() -> None:
     assert named.command == (*MDRUN, "-deffnm", "run", "-cpo", "state.cpt", "-cpt", "1")
 
 
+@pytest.mark.parametrize("given", [["-cpi", "state"], ["-cpi", "state.cpt"], ["-cpi"], ["-cpi", "-v"]])
+def test_a_continuation_that_the_user_wrote_is_respected_and_not_given_twice(given: list[str]) -> None:
+    prepared = prepare(load_recipe("gromacs"), [*MDRUN, *given])
+    assert prepared.checkpoint == ("state.cpt",), "mdrun's own name for it"
+    assert prepared.complete_files == ("confout.gro",)
+    assert "-deffnm" not in prepared.command
+    again = prepared.arguments(resuming=True, seconds_left=None)
+    assert again.count("-cpi") == 1
+    assert again[again.index("-cpi") + 1] == "state.cpt"
+    assert ("-v" in again) == ("-v" in given)
+    first = prepared.arguments(resuming=False, seconds_left=None)
+    assert first[: len(MDRUN) + len(given)] == [*MDRUN, *given]
+
+
+def test_a_continuation_from_another_file_is_only_for_the_first_start() -> None:
+    prepared = prepare(load_recipe("gromacs"), [*MDRUN, "-cpi", "older", "-deffnm", "md"])
+    assert prepared.checkpoint == ("md.cpt",)
+    assert "older" in prepared.arguments(resuming=False, seconds_left=None)
+    again = prepared.arguments(resuming=True, seconds_left=None)
+    assert "older" not in again
+    assert again[again.index("-cpi") + 1] == "md.cpt"
+
+
+@pytest.mark.parametrize(("theirs", "stays"), [("0.1", "0.1"), ("24", "0.50000")])
+def test_of_two_time_limits_the_nearer_counts(theirs: str, stays: str) -> None:
+    prepared = prepare(load_recipe("gromacs"), [*MDRUN, "-maxh", theirs])
+    words = prepared.arguments(resuming=False, seconds_left=1800.0)
+    assert words.count("-maxh") == 1
+    assert words[words.index("-maxh") + 1] == stays
+
+
 def test_a_first_start_has_no_restart_arguments() -> None:
     assert "-cpi" not in prepare(load_recipe("gromacs"), MDRUN).arguments(resuming=False, seconds_left=None)
 

@@ -40,6 +40,7 @@ from holdfast.programs.recipe_driver import RecipeDriver
 from holdfast.stores.journal import Journal, read_events
 
 DMTCP = "dmtcp"
+_SWITCHES = ("replaces_files", "independent_files", "trust_files")
 _USAGE = "holdfast app RECIPE [options] -- program arguments..."
 
 
@@ -68,6 +69,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--restart", metavar="ARGUMENTS", help="added to the command when it continues")
     add("--complete-file", action="append", default=[], metavar="FILE", help="exists when the work is done")
     add("--replaces-files", action="store_true", help="the program renames a new file over the old one")
+    add("--written-last", metavar="FILE", help="the file that is written when all others are done")
+    add("--ends-with", metavar="TEXT", help="the end of a whole file")
+    add("--check", metavar="COMMAND", help="ends with 0 if the files there are a whole checkpoint")
+    add("--independent-files", action="store_true", help="each file is a checkpoint of its own")
+    add("--trust-files", action="store_true", help="keep files at rest without any sign that they are whole")
     add("--stop-signal", metavar="NAME", help="asks the program to save and end [TERM]")
     add("--interval", default="auto", help='DMTCP: "auto", or such as "10 min"')
     add("--once", action="store_true", help="one attempt, without a supervisor that starts it again")
@@ -117,13 +123,14 @@ def _supervised(options: argparse.Namespace, command: list[str], folder: str) ->
     else:
         prepare(_recipe(options), command)
     own = [sys.executable, "-m", "holdfast.cli.main", "app", "--once", "--run", folder]
-    for flag in ("keep", "interval", "restart", "stop_signal"):
+    for flag in ("keep", "interval", "restart", "stop_signal", "written_last", "ends_with", "check"):
         value = getattr(options, flag)
         own += [f"--{flag.replace('_', '-')}={value}"] if value is not None else []
     own += [f"--tier={place}" for place in options.tier]
     own += [f"--file={pattern}" for pattern in options.file]
     own += [f"--complete-file={name}" for name in options.complete_file]
-    own += ["--replaces-files"] if options.replaces_files else []
+    for flag in _SWITCHES:
+        own += [f"--{flag.replace('_', '-')}"] if getattr(options, flag) else []
     ours = [*(["--json"] if options.json else [])]
     ours += ["--time-limit", options.time_limit] if options.time_limit else []
     return main(["run", "--run", folder, *ours, "--", *own, options.recipe, "--", *command])
@@ -185,8 +192,12 @@ def _recipe(options: argparse.Namespace) -> Recipe:
         changes["restart"] = tuple(shlex.split(options.restart))
     if options.complete_file:
         changes["complete_files"] = tuple(options.complete_file)
-    if options.replaces_files:
-        changes["replaces_files"] = True
+    changes.update({switch: True for switch in _SWITCHES if getattr(options, switch)})
+    if options.check:
+        changes["check"] = tuple(shlex.split(options.check))
+    for text in ("written_last", "ends_with"):
+        if getattr(options, text):
+            changes[text] = getattr(options, text)
     if options.stop_signal:
         changes["stop_signal"] = options.stop_signal.removeprefix("SIG")
     return replace(recipe, **changes)

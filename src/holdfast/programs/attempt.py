@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from holdfast.clock import Clock
-from holdfast.errors import SaveError, StoreError
+from holdfast.errors import SaveError, SetupError, StoreError
 from holdfast.events import Emit, RunEnded, RunStarted, SaveFailed, Warned
 from holdfast.jobs.attempts import SAYS_DEADLINE
 from holdfast.jobs.environment import WallDeadline
@@ -72,7 +72,7 @@ class Driver(Protocol):
         ...
 
     def ended(self, returncode: int, *, stopping: bool) -> bool:
-        """Keep what is left to keep. Whether the work is complete."""
+        """Keep what is left to keep. Whether the work is complete. SetupError: it was asked for wrongly."""
         ...
 
 
@@ -188,7 +188,14 @@ class Attempt:
             nonlocal complete
             complete = self._driver.ended(returncode, stopping=self._stopping is not None)
 
-        self._try(last_look)
+        try:
+            self._try(last_look)
+        except SetupError as error:
+            # Asked for in a way that cannot work: running again would not, either.
+            log.error("holdfast: %s; %s", error.message, error.hint)
+            self._emit(RunEnded(time=self._clock.wall(), step=self._driver.generation, how="error"))
+            self._heartbeat.say(self._driver.generation, "failed")
+            return DO_NOT_RESTART
         step = self._driver.generation
         if complete:
             self._emit(RunEnded(time=self._clock.wall(), step=step, how="finished"))

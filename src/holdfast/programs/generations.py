@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoints.completion import is_complete
-from holdfast.checkpoints.file_image import FileImage
+from holdfast.checkpoints.file_image import FileImage, FileSign
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.clock import Clock
 from holdfast.engine.tiers_of_run import TiersOfRun
-from holdfast.errors import NoValidCheckpoint, SaveError, StoreError
+from holdfast.errors import NoValidCheckpoint, SaveError, StoreError, TornSnapshot
 from holdfast.events import CheckpointRejected, Emit, Pruned, SaveCommitted, Warned
 from holdfast.format.manifest import utc_text
 from holdfast.programs.generation import Generation, read_generation
@@ -79,20 +79,24 @@ class Generations:
         complete: bool = False,
         values: Mapping[str, Any] | None = None,
         suffix: str = "",
+        signs: Mapping[str, FileSign] | None = None,
     ) -> Committed:
         """Store these files as the next generation: `paths` maps the program's names to where they lie.
 
-        TornSnapshot if one of them is written to meanwhile; then nothing was committed.
+        TornSnapshot if one of them is written to meanwhile, or is not the one with the given sign any more;
+        then nothing was committed.
         """
         begun = self._clock.monotonic()
         with contextlib.ExitStack() as opened:
             images = []
-            for index, path in enumerate(paths.values()):
+            for index, (name, path) in enumerate(paths.items()):
                 try:
                     image = FileImage(f"file-{index:04d}{suffix}", path)
                 except OSError as error:
                     raise SaveError(f"cannot read {path}: {error.strerror}") from error
                 opened.callback(image.close)
+                if signs is not None and image.sign != signs[name]:
+                    raise TornSnapshot(f"{path} changed", hint="it is read again when it rests")
                 images.append(image)
             draft = self._draft(paths, images, reason, complete, values or {})
             committed = write_checkpoint(self._store, draft, [_Guarded(image) for image in images])
@@ -167,6 +171,9 @@ class Generations:
                 continue
             if second_choice is not None:
                 self._reject(second_choice.found, "the program could not go on from it")
+                reasons.append(f"{second_choice.name}: the program could not go on from it")
+            for reason in reasons:
+                log.warning("holdfast: passed over %s; going on from %s", reason, generation.name)
             self._ledger.resumed_from = generation.name
             return generation
         if second_choice is None and reasons:

@@ -14,7 +14,9 @@ from holdfast.format.manifest import FileRecord
 from holdfast.programs.generation import Generation, StoredAs
 from holdfast.stores.base import Store
 
-SET_ASIDE = ".set-aside"
+# A folder, and hidden: a file beside the others would match the patterns by which programs find their own.
+SET_ASIDE = ".holdfast-set-aside"
+PART = ".holdfast-part"
 
 
 def in_place(generation: Generation, folder: Path) -> bool:
@@ -28,23 +30,36 @@ def put_back(store: Store, generation: Generation, folder: Path, present: Collec
     `present` are the program's files there now. One that the generation does not have would be taken for
     its newest checkpoint.
     """
-    aside = []
-    for name in sorted({*present, *generation.files}):
-        stored = generation.files.get(name)
-        path = folder / name
-        if stored is not None and _same_bytes(path, stored.record):
-            continue
-        if os.path.lexists(path):
-            aside.append(_set_aside(path).name)
-        if stored is not None:
-            copy_out(store, generation, stored, path)
+    names = sorted({*present, *generation.files})
+    stored = generation.files
+    wrong = [one for one in names if one not in stored or not _same_bytes(folder / one, stored[one].record)]
+    aside = set_aside(folder, wrong)
+    for name in wrong:
+        if name in stored:
+            copy_out(store, generation, stored[name], folder / name)
     return aside
+
+
+def set_aside(folder: Path, names: Collection[str]) -> list[str]:
+    """Move what is there of these into a folder of its own; returns where it lies now."""
+    there = [name for name in names if os.path.lexists(folder / name)]
+    if not there:
+        return []
+    number = 1
+    while (home := folder / SET_ASIDE / str(number)).exists():
+        number += 1
+    moved = []
+    for name in there:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / name, home / name)
+        moved.append(f"{SET_ASIDE}/{number}/{name}")
+    return moved
 
 
 def copy_out(store: Store, generation: Generation, stored: StoredAs, path: Path) -> None:
     """One file of a verified generation to `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".holdfast-part")
+    part = path.with_name(path.name + PART)
     record = stored.record
     file = open_checked(store, generation.found, record)
     try:
@@ -61,14 +76,6 @@ def copy_out(store: Store, generation: Generation, stored: StoredAs, path: Path)
     os.chmod(part, stored.mode)
     os.utime(part, ns=(stored.mtime_ns, stored.mtime_ns))
     os.replace(part, path)
-
-
-def _set_aside(path: Path) -> Path:
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.name}{SET_ASIDE}.{number}")):
-        number += 1
-    os.rename(path, aside)
-    return aside
 
 
 def _same_bytes(path: Path, record: FileRecord) -> bool:

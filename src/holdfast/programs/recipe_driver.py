@@ -3,20 +3,23 @@ and before a restart makes sure that the program finds the newest good one."""
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from holdfast.checkpoints.file_image import FileSign, sign_of
 from holdfast.clock import Clock
-from holdfast.events import Emit, Event, Restored, RunEnded, SaveCommitted, Warned
+from holdfast.errors import SetupError, TornSnapshot
+from holdfast.events import Emit, Event, Restored, RunEnded, RunStarted, SaveCommitted, Warned
 from holdfast.jobs.supervisor_child import Child
+from holdfast.programs.candidate import Candidate
 from holdfast.programs.generation import Generation
 from holdfast.programs.generations import Generations
-from holdfast.programs.putting_back import SET_ASIDE, in_place
+from holdfast.programs.program_files import Signs, signs_of
+from holdfast.programs.proof import HINT, Proof
+from holdfast.programs.putting_back import in_place, set_aside
 from holdfast.programs.recipe import Prepared, Recipe
 
 log = logging.getLogger("holdfast")
@@ -24,7 +27,6 @@ log = logging.getLogger("holdfast")
 FAILURES_TO_SUSPECT = 2
 # A program that watches the time itself is only reminded at the very end.
 _REMINDER_SECONDS = 10.0
-Signs = dict[str, FileSign]
 
 
 def suspects(events: Iterable[Event]) -> set[str]:
@@ -54,7 +56,8 @@ class RecipeDriver:
         folder: Path,
         clock: Clock,
         emit: Emit,
-        history: Iterable[Event] = (),
+        history: Sequence[Event] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.stop_seconds = recipe.stop_seconds
         self.stop_before = (
@@ -67,8 +70,13 @@ class RecipeDriver:
         self._clock = clock
         self._emit = emit
         self._suspects = suspects(history)
+        # The program ran before under this run, so what lies there may be what a killed one left.
+        self._ran_before = any(isinstance(event, RunStarted) for event in history)
+        self._proof = Proof(recipe, prepared, folder, os.environ if environ is None else environ)
+        self._candidate = Candidate(Path(generations.where), folder)
         self._kept: Signs = {}
         self._seen: Signs = {}
+        self._said: set[str] = set()
 
     @property
     def generation(self) -> int:
@@ -88,17 +96,14 @@ class RecipeDriver:
         present = self._signs()
         newest = self._generations.newest_known()
         if newest is None or not newest.files:
-            if present:
-                # From before holdfast was there. The program would take them; so do we.
-                self._keep(present, "found when the program was first started")
-            return bool(present)
+            return bool(present) and self._adopt(present)
         if newest.name not in self._suspects and self._is_in_place(newest, present):
             if not self._generations.is_whole(newest):
                 self._keep(present, "damaged or gone in the run's folder, whole in place")
             self._say_restored(newest, begun)
             return True
-        if self._is_newer(present, newest):
-            self._keep(present, "written after the last look at it")
+        if self._is_newer(present, newest) and (sign := self._proof.after_its_end(present, None)):
+            self._keep(present, f"written after the last look at it: {sign}")
             return True
         chosen = self._generations.newest_good(self._suspects)
         assert chosen is not None
@@ -108,14 +113,29 @@ class RecipeDriver:
         self._say_restored(chosen, begun)
         return True
 
+    def _adopt(self, present: Signs) -> bool:
+        """Files in place, and no generation yet. Whether to continue from them."""
+        if not self._ran_before:
+            # From before holdfast was there. The program would take them; so do we.
+            self._keep(present, "found when the program was first started")
+            return True
+        if sign := self._proof.after_its_end(present, None):
+            self._keep(present, f"left by an earlier attempt: {sign}")
+            return True
+        aside = set_aside(self._folder, list(present))
+        self._warn(
+            "an earlier attempt ended while nobody could tell whether its files were whole, and there is no "
+            f"older generation: starting from the beginning; set aside: {', '.join(aside)}; {HINT}"
+        )
+        return False
+
     def _is_in_place(self, generation: Generation, present: Signs) -> bool:
         return set(present) == set(generation.files) and in_place(generation, self._folder)
 
     def _is_newer(self, present: Signs, newest: Generation) -> bool:
-        """Whether what lies there is a later checkpoint, and surely whole. Damage leaves the time alone; a
-        program that writes into its files may have died halfway."""
+        """Whether what lies there is a later checkpoint. Damage leaves the time alone."""
         # After a fall-back the file in place is the very one that the program could not read.
-        if not self._recipe.replaces_files or not present or self._suspects:
+        if not present or self._suspects:
             return False
         last = max(file.mtime_ns for file in newest.files.values())
         return max(sign.mtime_ns for sign in present.values()) > last
@@ -134,9 +154,48 @@ class RecipeDriver:
     def look(self) -> None:
         signs, before = self._signs(), self._seen
         self._seen = signs
-        # Written in place, a file may be half done; what did not change between two looks is at rest.
-        if signs and signs != self._kept and (self._recipe.replaces_files or signs == before):
-            self._keep(signs, "the program wrote a checkpoint")
+        # A file that changes while it is read is looked at again a second later.
+        with contextlib.suppress(TornSnapshot):
+            self._settle(signs)
+            if not signs or signs == self._kept:
+                return
+            if sign := self._proof.while_running(signs, before):
+                if self._signs() != signs:
+                    return  # the sign may be one of what came meanwhile
+                self._keep(signs, f"the program wrote a checkpoint: {sign}")
+            else:
+                self._consider(signs)
+
+    def _settle(self, signs: Signs) -> None:
+        """The candidate becomes a generation once it is known to have been whole."""
+        candidate = self._candidate
+        if not self._proof.stand_alone(signs):
+            candidate.drop()  # there was one file more to come
+        if sign := candidate.was_whole(signs, self._clock.monotonic()):
+            self._generations.keep(candidate.paths(), reason=f"the program wrote a checkpoint: {sign}")
+            self._kept = candidate.signs
+            candidate.drop()
+
+    def _consider(self, signs: Signs) -> None:
+        """Nothing says that these are whole. A copy is taken where nobody has them open."""
+        candidate = self._candidate
+        if signs == candidate.signs or not any(sign.size for sign in signs.values()):
+            return
+        if self._recipe.check or self._recipe.written_last or self._recipe.ends_with:
+            return  # its own sign will come
+        alone = self._proof.stand_alone(signs)
+        if not alone:
+            self._warn_once(
+                f"{len(signs)} files belong to a checkpoint of this program, and nothing says when they "
+                f"belong together: they are kept as a candidate in {candidate.where} and not used; {HINT}, "
+                "or --independent-files if each of them is a checkpoint of its own"
+            )
+        if self._proof.is_open(signs):
+            return
+        candidate.take(signs, self._clock.monotonic())
+        if not alone:
+            # Nothing that the program does later can show that they belonged together.
+            candidate.drop()
 
     def stop(self, child: Child, why: str) -> None:
         log.info("holdfast: %s: asking the program to stop", why)
@@ -147,12 +206,25 @@ class RecipeDriver:
     def ended(self, returncode: int, *, stopping: bool) -> bool:
         complete = self._is_complete(returncode, stopping=stopping)
         signs = self._signs()
-        at_rest = self._recipe.replaces_files or returncode == 0 or signs == self._seen
+        with contextlib.suppress(TornSnapshot):
+            self._settle(signs)
+        sign = self._proof.after_its_end(signs, returncode) if signs else None
         if complete:
+            self._require_something(signs)
             self._keep(signs, "the program has finished", complete=True)
-        elif signs and signs != self._kept and at_rest:
-            self._keep(signs, "the program ended")
+        elif signs and signs != self._kept and sign:
+            self._keep(signs, f"the program ended: {sign}")
+        elif signs and signs != self._kept:
+            self._warn("the program ended, and nothing says that the files it left are whole: not kept")
         return complete
+
+    def _require_something(self, signs: Signs) -> None:
+        if not signs and not self._generations.number:
+            patterns = ", ".join(self._prepared.checkpoint)
+            raise SetupError(
+                f"nothing ever matched {patterns}: no checkpoint of this program was kept",
+                hint="a pattern is relative to the folder where holdfast is started",
+            )
 
     def _is_complete(self, returncode: int, *, stopping: bool) -> bool:
         wanted = self._prepared.complete_files
@@ -163,18 +235,18 @@ class RecipeDriver:
     # ---- files
 
     def _signs(self) -> Signs:
-        found: Signs = {}
-        for pattern in self._prepared.checkpoint:
-            for name in sorted(glob.glob(pattern, root_dir=self._folder)):
-                sign = sign_of(self._folder / name)
-                if sign is not None and SET_ASIDE not in name:
-                    found[os.path.normpath(name)] = sign
-        return found
+        return signs_of(self._prepared.checkpoint, self._folder)
 
     def _keep(self, signs: Signs, reason: str, *, complete: bool = False) -> None:
         paths = {name: self._folder / name for name in signs}
-        self._generations.keep(paths, reason=reason, complete=complete)
+        self._generations.keep(paths, reason=reason, complete=complete, signs=signs)
         self._kept = signs
+        self._candidate.drop()
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._warn(message)
 
     def _warn(self, message: str) -> None:
         log.warning("holdfast: %s", message)
