@@ -146,6 +146,18 @@ def test_numpy_arrays_survive(array: np.ndarray) -> None:
     assert same_bits(round_trip(state, streamed=True), state)
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"])
+def test_numpy_arrays_of_small_types_survive(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.arange(6).astype(getattr(ml_dtypes, name)).reshape(2, 3)
+    record = np.zeros(2, [("a", array.dtype), ("b", "i4"), ("c", array.dtype, (2,))])
+    state = {"array": array, "empty": array[:0], "record": record}
+    back = round_trip(state)
+    assert same_bits(back, state)
+    assert back["array"].dtype is not np.dtype("V1")
+    assert (back["array"].astype(np.float32) == array.astype(np.float32)).all()
+
+
 def test_torch_words_survive() -> None:
     state = {
         "size": torch.Size([2, 3]), "none": torch.Size([]), "dtype": torch.bfloat16,

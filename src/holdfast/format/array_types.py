@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import CorruptCheckpoint
+from holdfast.errors import CorruptCheckpoint, SetupError
+from holdfast.format.ml_dtypes_types import LIBRARY, is_small_type, small_type
 
 
 def describe_array_type(dtype: np.dtype[Any]) -> Any:
@@ -17,7 +18,12 @@ def describe_array_type(dtype: np.dtype[Any]) -> Any:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return {"base": describe_array_type(base), "shape": list(shape)}
+    if is_small_type(dtype):
+        # To NumPy they are so many bytes without a meaning: "<V2".
+        return {LIBRARY: dtype.type.__name__}
     if dtype.names is None or dtype.fields is None:
+        if np.dtype(dtype.str) != dtype:
+            raise SetupError(f"a NumPy array of the type {dtype.name} cannot be saved")
         return dtype.str
     fields = [dtype.fields[name] for name in dtype.names]
     return {
@@ -43,6 +49,8 @@ def array_type_from(words: Any) -> np.dtype[Any]:
 def _build(words: Any) -> np.dtype[Any]:
     if isinstance(words, str):
         return np.dtype(words)
+    if LIBRARY in words:
+        return small_type(words[LIBRARY])
     if "base" in words:
         return np.dtype((_build(words["base"]), tuple(words["shape"])))
     record: Any = {**words, "formats": [_build(part) for part in words["formats"]]}
