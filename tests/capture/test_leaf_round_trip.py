@@ -256,8 +256,10 @@ def test_restored_tensors_are_aligned_and_do_not_share_a_version_counter() -> No
         (torch.zeros(2, 3), torch.zeros(3, 2)),
         (torch.zeros(2, 2), torch.zeros(2, 2).t()),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        # Planned on the host and later on a device: it must not be read as if it were host memory.
+        (torch.zeros(2), torch.zeros(2, device="meta")),
     ],
-    ids=lambda v: f"{v.dtype}{tuple(v.shape)}{type(v).__name__}",
+    ids=lambda v: f"{v.dtype}{tuple(v.shape)}{type(v).__name__}{getattr(v, 'device', '')}",
 )
 def test_a_plan_is_given_up_when_a_leaf_changes_its_form(before: Any, after: Any) -> None:
     """Two saves of one object: the second must not be written under the first one's description."""

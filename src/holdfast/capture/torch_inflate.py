@@ -10,14 +10,30 @@ import torch
 
 from holdfast.capture.torch_leaves import TORCH_LEAVES, leaf_from_bytes
 from holdfast.capture.torch_plan import METADATA_KEY
-from holdfast.errors import CorruptCheckpoint
-from holdfast.format.image import ALIGNMENT, ImageLayout, header_length, parse_image
+from holdfast.errors import CorruptCheckpoint, HoldfastError, SaveError
+from holdfast.format.image import ALIGNMENT, ImageLayout, header_length, parse_image, require_readable
 from holdfast.format.tree import inflate
 
 
 def image_layout(image: memoryview) -> ImageLayout:
     length = header_length(bytes(image[:8]), len(image))
     return parse_image(bytes(image[:length]), len(image))
+
+
+def require_inflatable(layout: ImageLayout, name: str, values: Mapping[str, list[Any]]) -> None:
+    """Before an image of this layout is written for the first time: the readers' own code must take it."""
+    require_readable(layout, name)
+    skeletons = json.loads(layout.metadata[METADATA_KEY])
+    try:
+        for key, node in skeletons.items():
+            inflate(
+                node,
+                json.loads(json.dumps(values[key])),
+                lambda entry: layout.spans.get(entry["name"]),
+                TORCH_LEAVES,
+            )
+    except (HoldfastError, KeyError, TypeError, ValueError) as error:
+        raise SaveError(f"{name} would be unreadable: {error!r}") from error
 
 
 def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[str, Any]:

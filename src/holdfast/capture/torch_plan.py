@@ -132,8 +132,13 @@ class StatePlan:
         for index in self.sharded:
             tensors[index] = local_of(tensors[index])
         # A loop that keeps nothing: 12,000 fresh tuples would wake the garbage collector at every save.
-        for tensor, (shape, dtype, stride) in zip(tensors, self.forms, strict=True):
-            if tensor.shape != shape or tensor.dtype is not dtype or tensor.stride() != stride:
+        for tensor, (shape, dtype, stride, device) in zip(tensors, self.forms, strict=True):
+            if (
+                tensor.shape != shape
+                or tensor.dtype is not dtype
+                or tensor.stride() != stride
+                or tensor.device != device  # Offloaded, or fetched back: it is copied in another way.
+            ):
                 return None
         # Tied at planning and untied since: storing only one of them would lose the other.
         if any(tensors[copy].data_ptr() != tensors[original].data_ptr() for copy, original in self.tied):
@@ -189,7 +194,7 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
                 tensor = as_tensor(leaf, label)
                 if isinstance(leaf, np.ndarray):
                     arrays[position] = (leaf.dtype, leaf.shape)
-                forms.append((tensor.shape, tensor.dtype, tensor.stride()))
+                forms.append((tensor.shape, tensor.dtype, tensor.stride(), tensor.device))
                 identity = _identity(tensor, position)
                 if identity in seen:
                     original, name = seen[identity]

@@ -132,5 +132,10 @@ class Deferral:
 
 
 def _has_form(tensor: torch.Tensor, form: tuple[Any, ...]) -> bool:
-    shape, dtype, stride = form
-    return tensor.shape == shape and tensor.dtype is dtype and tensor.stride() == stride
+    shape, dtype, stride, device = form
+    return (
+        tensor.shape == shape
+        and tensor.dtype is dtype
+        and tensor.stride() == stride
+        and tensor.device == device
+    )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from holdfast.capture.torch_plan import encode_values, summarise
+from holdfast.capture.torch_inflate import require_inflatable
+from holdfast.capture.torch_plan import ImagePlan, encode_values, summarise
 from holdfast.checkpoints.write import CheckpointDraft, Committed
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
@@ -75,6 +76,7 @@ class Saver:
         self._pending: list[SaveHandle] = []
         self._turn = threading.Lock()
         self._said_stale = False
+        self._known_readable: Sequence[ImagePlan] = ()
         self.last_mode: str = "overlapped"
 
     @property
@@ -215,10 +217,19 @@ class Saver:
                 raise SaveError(f"copying the state of step {request.step} did not finish")
             if snapshot is not None and snapshot.error is not None:
                 raise snapshot.error
-            return self._draft(request, taken)
+            draft = self._draft(request, taken)
+            self._require_readable(taken, draft)
+            return draft
         except Exception as error:
             self._writer.decline(request.save, str(error))
             raise
+
+    def _require_readable(self, taken: Taken, draft: CheckpointDraft) -> None:
+        """Nothing is written that a restore would refuse. Once for each layout: the rest are bytes."""
+        if taken.plan.images is not self._known_readable:
+            for image in taken.plan.images:
+                require_inflatable(image.layout, image.file, draft.values)
+            self._known_readable = taken.plan.images
 
     def _draft(self, request: SaveRequest, taken: Taken) -> CheckpointDraft:
         return CheckpointDraft(

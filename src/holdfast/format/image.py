@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import CorruptCheckpoint, InternalError
+from holdfast.errors import CorruptCheckpoint, InternalError, SaveError, SetupError
 
 PAGE = 4096
 # torch's own CPU allocator aligns to this; a view at such an offset may serve as a live tensor.
 ALIGNMENT = 64
-MAX_HEADER_BYTES = 64 << 20
+# What the safetensors library reads. About 160,000 parameters with Adam's two moments each.
+MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 64
 MAX_NAME_BYTES = 512
 
@@ -84,6 +85,12 @@ def plan_image(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Imag
         offset += spec.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     padded = -(-(8 + len(text)) // PAGE) * PAGE - 8
+    if padded > MAX_HEADER_BYTES:
+        raise SetupError(
+            f"the names of {len(specs)} tensors and {sum(map(len, metadata.values()))} bytes for the keys "
+            f"around them need a header of {padded} bytes; readers accept {MAX_HEADER_BYTES}",
+            hint="keep many values in one tensor or array, not in a dict or list of that many",
+        )
     header = struct.pack("<Q", padded) + text.ljust(padded)
     start = len(header)
     return ImageLayout(
@@ -93,6 +100,16 @@ def plan_image(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> Imag
         spans={n: (start + a, start + b) for n, (a, b) in spans.items()},
         metadata=dict(metadata),
     )
+
+
+def require_readable(layout: ImageLayout, name: str) -> None:
+    """Before anything is written under this header: a reader must find in it what was laid out."""
+    try:
+        found = parse_image(layout.header, layout.size)
+    except CorruptCheckpoint as error:
+        raise SaveError(f"{name} would be unreadable: {error.message}") from error
+    if (found.tensors, found.spans, found.metadata) != (layout.tensors, layout.spans, layout.metadata):
+        raise InternalError(f"the header of {name} says something else than was laid out")
 
 
 def _power_of_two_in(nbytes: int) -> int:

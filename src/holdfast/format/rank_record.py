@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import CorruptCheckpoint
+from holdfast.errors import CorruptCheckpoint, SaveError
 from holdfast.format import sealed
 from holdfast.format.image import MAX_HEADER_BYTES, ImageLayout, parse_image
 from holdfast.format.manifest import refuse_newer
@@ -49,8 +49,9 @@ class RankRecord:
     headers: Mapping[str, ImageHeader] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
+        """The sealed record. What would not read back is refused here, before it is written."""
         headers = {file: [h.text, h.header_bytes, h.file_bytes] for file, h in self.headers.items()}
-        return sealed.seal(
+        data = sealed.seal(
             {
                 "format": FORMAT,
                 "rank": self.rank,
@@ -59,6 +60,11 @@ class RankRecord:
                 "headers": headers,
             }
         )
+        try:
+            parse_rank_record(data)
+        except CorruptCheckpoint as error:
+            raise SaveError(f"the record of rank {self.rank} would be unreadable: {error.message}") from error
+        return data
 
     def layouts(self) -> dict[str, ImageLayout]:
         return {file: header.layout() for file, header in self.headers.items()}
@@ -82,6 +88,6 @@ def _parse_header(raw: Any) -> ImageHeader:
     text, header_bytes, file_bytes = raw
     if not isinstance(text, str) or type(header_bytes) is not int or type(file_bytes) is not int:
         raise ValueError("a header is not text and two numbers")
-    if not 8 <= header_bytes <= MAX_HEADER_BYTES:
+    if not 8 <= header_bytes <= MAX_HEADER_BYTES + 8:
         raise ValueError(f"a header of {header_bytes} bytes")
     return ImageHeader(text, header_bytes, file_bytes)
