@@ -68,7 +68,7 @@ def measure(
         save_root(training.state(0), folder / "root.pt", wire)
 
     def tiers() -> None:
-        run.save_now("end of the epoch")
+        run._require_open().saves.now("end of the epoch", by_name=False)
 
     begun = time.perf_counter()
     with Run(

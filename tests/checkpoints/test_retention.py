@@ -13,9 +13,11 @@ from holdfast.format.manifest import Manifest
 
 
 def manifest(step: int, epoch: int = 1, **more: Any) -> Manifest:
-    said: dict[str, Any] = {"parent": None, "created": "", "reason": "", "files": ()}
+    said: dict[str, Any] = {
+        "parent": None, "created": "", "reason": "", "files": (), "nonce": f"{step:08x}"
+    }  # fmt: skip
     store = "01234567-89ab-cdef-0123-456789abcdef"
-    return Manifest(store=store, writer_epoch=epoch, step=step, nonce=f"{step:08x}", **{**said, **more})
+    return Manifest(store=store, writer_epoch=epoch, step=step, **{**said, **more})
 
 
 def kept(manifests: list[Manifest], retention: Retention) -> list[int]:
@@ -66,6 +68,13 @@ def test_the_best_stay_and_what_has_no_number_is_never_best() -> None:
 def test_of_equals_the_one_that_was_chosen_first_stays() -> None:
     history = [manifest(step, metrics={"loss": 1.0}) for step in range(1, 6)]
     assert kept(history, Retention(best=Best("loss", "min", 2))) == [1, 2, 4, 5]
+
+
+def test_a_step_that_was_saved_twice_takes_one_place_among_the_best() -> None:
+    twice = [manifest(6, metrics={"loss": 0.1}, nonce=nonce) for nonce in ("00000001", "00000002")]
+    history = [manifest(3, metrics={"loss": 0.2}), *twice, manifest(9), manifest(10)]
+    assert kept(history, Retention(best=Best("loss", "min", 2))) == [3, 6, 9, 10]
+    assert would_be_among_best({"loss": 0.15}, Best("loss", "min", 2), twice)
 
 
 @pytest.mark.parametrize(

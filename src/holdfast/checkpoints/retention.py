@@ -121,9 +121,14 @@ def _first_of_each_stretch(newest_first: Sequence[Manifest], every: int | None) 
 def _best(newest_first: Sequence[Manifest], best: Best | None) -> list[CheckpointName]:
     if best is None:
         return []
-    # Of equals the older one: a choice once made is not undone by a later save that is no better.
-    scored = sorted((score, m.name) for m in newest_first if (score := _score(m.metrics, best)) is not None)
-    return [name for _, name in scored[: best.count]]
+    # Of equals the older one: a choice once made is not undone by a later save that is no better. Of a step
+    # that was saved twice (as the best, and at the end of its epoch) one: it would take another's place.
+    scored = sorted(
+        ((score, m.name) for m in newest_first if (score := _score(m.metrics, best)) is not None),
+        reverse=True,
+    )
+    first = {(score, name.step): (score, name) for score, name in scored}
+    return [name for _, name in sorted(first.values())[: best.count]]
 
 
 def would_be_among_best(metrics: Mapping[str, float], best: Best, others: Iterable[Manifest]) -> bool:
@@ -131,8 +136,8 @@ def would_be_among_best(metrics: Mapping[str, float], best: Best, others: Iterab
     mine = _score(metrics, best)
     if mine is None:
         return False
-    theirs = (_score(other.metrics, best) for other in others)
-    return sum(score is not None and score <= mine for score in theirs) < best.count
+    theirs = {(_score(other.metrics, best), other.step) for other in others}
+    return sum(score is not None and score <= mine for score, _ in theirs) < best.count
 
 
 def _score(metrics: Mapping[str, float], best: Best) -> float | None:

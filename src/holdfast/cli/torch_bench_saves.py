@@ -123,7 +123,7 @@ def _plain_step(training: Training, run: holdfast.Run) -> float:
 def _one_save(training: Training, run: holdfast.Run, usual: float) -> tuple[float, float, float]:
     """Stall, training time lost in all, and time until durable, of one save with training going on."""
     begin = _clock.monotonic()
-    handle = run.save_now("bench")
+    handle = run._require_open().saves.now("bench", by_name=False)
     lost = _clock.monotonic() - begin
     while not handle.done:
         lost += _plain_step(training, run) - usual

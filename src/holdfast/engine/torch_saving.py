@@ -80,17 +80,26 @@ class Saves:
         """Whether no save can start: one is in flight, or no staging memory is free."""
         return self.saver.in_flight or not self._snapshots.slot_available
 
-    def now(self, reason: str, *, keep: str | None = None, notes: str = "") -> SaveHandle:
-        handle = self.start(reason, self._clock.monotonic(), forced=True, keep=keep, notes=notes)
+    def now(
+        self, reason: str, *, keep: str | None = None, notes: str = "", by_name: bool = True
+    ) -> SaveHandle:
+        """`by_name=False`: as when the policy asks for it."""
+        handle = self.start(
+            reason, self._clock.monotonic(), forced=True, by_name=by_name, keep=keep, notes=notes
+        )
         if handle is None:
             raise SaveError(f"no staging memory came free for the save of step {self._state.step}")
         return handle
 
     def start(
-        self, reason: str, now: float, *, forced: bool = False, tags: tuple[str, ...] = (),
-        keep: str | None = None, notes: str = "",
+        self, reason: str, now: float, *, forced: bool = False, by_name: bool = False,
+        tags: tuple[str, ...] = (), keep: str | None = None, notes: str = "",
     ) -> SaveHandle | None:  # fmt: skip
-        """None if no staging slot is free; a forced save waits for one."""
+        """None if no staging slot is free; a forced save waits for one.
+
+        A save that was asked for by name (`save_now`, the best, an epoch's end) is wanted of this very state,
+        so it is copied here: behind training it might tear, and a later boundary is another state.
+        """
         state = self._state
         state.policy = {**self._policy.state(), "setting": self._setting()}
         request = SaveRequest(
@@ -98,8 +107,9 @@ class Saves:
             metrics=self._reported.numbers(state.step), tags=tags, notes=notes, keep=keep,
         )  # fmt: skip
         limit = self._settings.wait_limit_seconds if forced or not self._alone else 0.0
+        at_once = by_name and self._settings.copy != "overlapped"
         handle = self.saver.start(
-            request, blocking=self.take_all_at_once or self.is_unfenced, slot_timeout=limit
+            request, blocking=at_once or self.take_all_at_once or self.is_unfenced, slot_timeout=limit
         )
         if handle is not None:
             self.take_all_at_once = False

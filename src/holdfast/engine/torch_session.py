@@ -257,8 +257,16 @@ class Session:
         if final:
             self.stopping.agreed(self.stopping.reason or due.reason, self.stopping.exit_code)
 
-    def _obey(self, decision: Decision, now: float, *, forced: bool, tags: tuple[str, ...] = ()) -> None:
-        self.saves.start(decision.reason, now, forced=forced, tags=tags)
+    def _obey(
+        self,
+        decision: Decision,
+        now: float,
+        *,
+        forced: bool,
+        by_name: bool = False,
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        self.saves.start(decision.reason, now, forced=forced, by_name=by_name, tags=tags)
         if decision.final:
             self.stopping.final_save_taken()
 
@@ -280,7 +288,8 @@ class Session:
         if decision.save and self.boundary.is_here:
             # Where epoch ends are kept, none is left out because the save before is still being written.
             forced = decision.final or self.policy.settings.epoch_ends
-            self._obey(decision, now, forced=forced, tags=("epoch-end",))
+            by_name = self.policy.settings.epoch_ends
+            self._obey(decision, now, forced=forced, by_name=by_name, tags=("epoch-end",))
 
     def report(self, metrics: dict[str, float]) -> None:
         """Numbers of the state as it is. Every rank reports; rank 0's are compared and recorded."""
@@ -294,7 +303,7 @@ class Session:
         if together is not None:
             decision = together.same_for_all("best so far", decision)
         if decision.save and self.boundary.is_here:
-            self._obey(decision, self._clock.monotonic(), forced=True)
+            self._obey(decision, self._clock.monotonic(), forced=True, by_name=True)
 
     def would_save(self) -> bool:
         leads = self.together is None or self.together.leads

@@ -19,6 +19,7 @@ from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.settings import Settings
 from holdfast.engine.torch_deferral import Deferral, Held
+from holdfast.engine.torch_tears import Tears
 from holdfast.errors import SaveError
 from holdfast.format.checksum import CHUNK_BYTES, RunningDigest
 from holdfast.staging.copy_choice import CopyChoice, Mode
@@ -109,6 +110,7 @@ class Snapshots:
         self._changed_behind = 0
         # Of the plan with which all ranks agreed on what they hold alike, and committed.
         self._agreed: Mapping[int, tuple[str, str]] | None = None
+        self._tears = Tears()
         self.choice = CopyChoice(None if settings.copy == "auto" else settings.copy)
 
     @property
@@ -132,6 +134,9 @@ class Snapshots:
 
     def take(self, *, blocking: bool = False, slot_timeout: float = 0.0) -> Taken | None:
         """Snapshot the state as it is now. None if no slot came free within `slot_timeout`."""
+        if self._tears.learn() and self._layout is not None:
+            # What is held back is worked out anew, in a walk.
+            self._layout = replace(self._layout, deferral=None)
         if not blocking and (held := self._hold()) is not None:
             return self._take_behind(held, slot_timeout)
         parts = take_parts(self._tracked)
@@ -171,6 +176,7 @@ class Snapshots:
     def _finish_behind(self, snapshot: Snapshot) -> None:
         # A loop without optimizer steps never passes the fence: do not pile up what has ended.
         self._unfinished = [s for s in self._unfinished if not s.wait(0)] + [snapshot]
+        self._tears.watch(snapshot)
         self._copier.submit(snapshot.finish)
 
     def _hold(self) -> Held | None:
@@ -334,7 +340,7 @@ class Snapshots:
             for state in tracked.optimizer.state.values():
                 if isinstance(state, dict):
                     fenced.update(id(v) for v in state.values() if isinstance(v, torch.Tensor))
-        return fenced
+        return fenced - self._tears.torn_ids()
 
 
 def _replaced(layout: Layout, found: Selected, held: Held) -> bool:

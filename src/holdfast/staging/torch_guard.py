@@ -48,16 +48,18 @@ class Guard:
         """None for a tensor whose bytes are not copied in order."""
         return [_note(tensors[i], spots) for i, spots in zip(self.positions, self.spots, strict=True)]
 
-    def first_changed(self, noted: Sequence[Note | None], slot: Slot, places: Sequence[Placed]) -> int | None:
-        """The position of a tensor that was copied with other bytes than were noted."""
+    def changed(self, noted: Sequence[Note | None], slot: Slot, places: Sequence[Placed]) -> list[int]:
+        """The positions of tensors that were copied with other bytes than were noted."""
+        found = []
         for i, spots, before in zip(self.positions, self.spots, noted, strict=True):
             if before is not None:
                 image = slot.images[places[i].image].memory.view
                 for (offset, length), expected in zip(spots, before, strict=True):
                     at = places[i].start + offset
                     if image[at : at + length] != expected:
-                        return i
-        return None
+                        found.append(i)
+                        break
+        return found
 
 
 def _note(tensor: torch.Tensor, spots: tuple[tuple[int, int], ...]) -> Note | None:

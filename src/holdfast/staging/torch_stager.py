@@ -101,6 +101,9 @@ class Snapshot:
         self.stall_seconds = 0.0
         self.copy_seconds = 0.0
         self.error: HoldfastError | None = None
+        # What changed during the copy, and the share of all bytes that were copied later.
+        self.torn: list[torch.Tensor] = []
+        self.torn_share = 0.0
         self._plan = plan
         self._tensors: Sequence[torch.Tensor] = tensors
         self._counters: Mapping[int, torch.Tensor] = counters or {}
@@ -218,10 +221,11 @@ class Snapshot:
                 self._require_untouched(held.positions, held.versions)
 
     def _require_as_noted(self) -> None:
-        changed = self._plan.guard.first_changed(self._noted, self.lease.slot, self._plan.places)
-        if changed is not None:
+        changed = self._plan.guard.changed(self._noted, self.lease.slot, self._plan.places)
+        if changed:
+            self._tore(changed)
             raise TornSnapshot(
-                f"{self._plan.places[changed].label} changed, through .data perhaps, before it was copied",
+                f"{self._plan.places[changed[0]].label} changed, through .data perhaps, before it was copied",
                 hint="end the step after such a change, or use copy='blocking'; the save is taken again",
             )
 
@@ -238,12 +242,20 @@ class Snapshot:
         return own if counter is None else (own, _version(counter))
 
     def _require_untouched(self, positions: Sequence[int], versions: Sequence[Version]) -> None:
-        for i, before in zip(positions, versions, strict=True):
-            if self._version_at(i) != before:
-                raise TornSnapshot(
-                    f"{self._plan.places[i].label} changed while it was being copied",
-                    hint="something other than a tracked optimizer changes it; the save is taken again",
-                )
+        changed = [i for i, before in zip(positions, versions, strict=True) if self._version_at(i) != before]
+        if changed:
+            self._tore(changed)
+            raise TornSnapshot(
+                f"{self._plan.places[changed[0]].label} changed while it was being copied",
+                hint="something other than a tracked optimizer changes it; the save is taken again",
+            )
+
+    def _tore(self, positions: Sequence[int]) -> None:
+        places = self._plan.places
+        later = [i for i, place in enumerate(places) if place.lazy]
+        total = sum(places[i].stop - places[i].start for i in later)
+        self.torn = [self._counters.get(i, self._tensors[i]) for i in positions]
+        self.torn_share = sum(places[i].stop - places[i].start for i in positions) / max(total, 1)
 
     def hold_updates(self) -> None:
         """The fence: called before an optimizer changes weights. Never raises: training goes on, and a
