@@ -63,6 +63,14 @@ class Progress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LastSign(Event):
+    """The last step of a process that could not say so itself, found by the one that came next. `time` is
+    when that step was done."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SaveDecided(Event):
     step: int
     reason: str

@@ -15,6 +15,7 @@ from holdfast.policy.belief import belief_from
 from holdfast.policy.bounds import Situation, bounds_for
 from holdfast.policy.build import build_policy
 from holdfast.policy.debt import FIRST_SAVE_SECONDS, FIRST_SAVE_STEPS
+from holdfast.policy.failures import FailureHistory, Spell
 from holdfast.policy.observation import Observation, SaveCost
 from holdfast.policy.profile import Profile
 
@@ -59,6 +60,23 @@ def test_auto_without_failures_seen_starts_dense_and_thins_out() -> None:
         expected = max(intervals.exact(2.0, 1 / belief_from().mean(age)), 2.0 / 0.03)
         assert gap * 0.25 == pytest.approx(expected, rel=0.06)
     assert found[-1] > 3 * found[3]  # quiet time is evidence: the interval grows
+
+
+def test_the_second_save_of_a_run_comes_as_the_rule_says_and_not_minutes_later() -> None:
+    training = Pretend(build_policy("auto"), step_seconds=0.05, stall=0.015, persist=0.1)
+    first, second = training.run(400)[:2]
+    assert first.reason == "first save"
+    assert second.at - first.at < 5.0
+
+
+def test_after_a_failure_saves_are_dense_at_once_if_their_cost_is_known() -> None:
+    known = Profile(step_seconds=0.05, stall_seconds=0.015, cost_seconds=0.015, persist_seconds=0.1, saves=9)
+    history = FailureHistory(tuple(Spell(100.0 * i, 100.0 * i + 25, "failure") for i in range(3)))
+    policy = build_policy("auto", profile=known, history=history)
+    policy.restored(1000.0, 500, 1.0)
+    saves = Pretend(policy, step_seconds=0.05, stall=0.015, persist=0.1, step=500).run(200)
+    assert saves[0].at - 1000.0 < 1.5
+    assert max(gaps(saves)) * 0.05 < 1.5
 
 
 def test_a_step_time_that_varies_by_half_costs_no_more_than_a_hundredth_of_the_waste() -> None:

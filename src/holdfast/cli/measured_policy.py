@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 from holdfast.checkpoints.find import Found
 from holdfast.cli.stored_state import read_state
 from holdfast.cli.terminal import plural
-from holdfast.events import Event, Progress, RunStarted, SaveCommitted, SaveDecided, SaveFailed, SnapshotTaken
+from holdfast.events import (
+    Event,
+    Progress,
+    Restored,
+    RunStarted,
+    SaveCommitted,
+    SaveDecided,
+    SaveFailed,
+    SnapshotTaken,
+)
 from holdfast.policy.belief import belief_from
 from holdfast.policy.failures import FailureHistory
 from holdfast.stores.directory import DirectoryStore
@@ -41,6 +50,8 @@ class Measured:
     stall_share: float | None
     starts: int
     failures: int
+    # Steps that had to be made again after failures, as far as it is known.
+    steps_lost: int
     mtbf_seconds: float
     expects: str
 
@@ -63,7 +74,10 @@ class Measured:
         if self.step_seconds is not None:
             cost = f", a save costs {format_seconds(self.cost_seconds)}" if self.cost_seconds else ""
             said.append(f"as the policy sees it: a step takes {format_seconds(self.step_seconds)}{cost}")
-        said.append(f"{plural(self.starts, 'start')}, {self.failures} ended in a failure; {self.expects}")
+        lost = f", {plural(self.steps_lost, 'step')} made again" if self.failures else ""
+        said.append(
+            f"{plural(self.starts, 'start')}, {self.failures} ended in a failure{lost}; {self.expects}"
+        )
         return said
 
 
@@ -94,6 +108,7 @@ def measure(store: DirectoryStore, found: Found) -> Measured:
         stall_share=stall / gap if stall is not None and gap else None,
         starts=len(history.spells),
         failures=history.failures,
+        steps_lost=sum(event.steps_lost or 0 for event in _of(events, Restored)),
         mtbf_seconds=1 / belief.mean(),
         expects=belief.words(),
     )

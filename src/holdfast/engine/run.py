@@ -16,6 +16,7 @@ from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.halting import end_if_halted
 from holdfast.engine.handle import SaveHandle
+from holdfast.engine.last_step import with_last_sign
 from holdfast.engine.open_tiers import open_tiers
 from holdfast.engine.outputs_block import Output
 from holdfast.engine.run_state import RunState
@@ -148,7 +149,7 @@ class Run:
             tiers = open_tiers(
                 store, self._given_tiers, self._retention, self._clock, together, limit, os.environ
             )
-            events = read_events(self.path)
+            events = with_last_sign(read_events(self.path), store.uuid)
             nodes = 1 if team is None else len(set(team.nodes))
             self.policy = build_policy(
                 **self._when,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.clock import Clock
 from holdfast.engine.halting import HaltWatch
+from holdfast.engine.last_step import LastStep
 from holdfast.engine.reported import Reported
 from holdfast.engine.run_state import RunState
 from holdfast.engine.stop_signals import show_stacks_on_request
@@ -27,8 +28,9 @@ class SignsOfLife:
         policy: DebtPolicy,
         clock: Clock,
         emit: Emit,
+        last_step: LastStep | None = None,
     ) -> None:
-        """`halt` is None where another rank looks."""
+        """`halt` and `last_step` are None where another rank looks and tells."""
         self._beats = beats
         self._halt = halt
         self._state = state
@@ -36,6 +38,7 @@ class SignsOfLife:
         self._policy = policy
         self._clock = clock
         self._emit = emit
+        self._last_step = last_step
         self._next = clock.monotonic()
         self._notice: Notice | None = None
 
@@ -51,6 +54,8 @@ class SignsOfLife:
 
     def boundary(self, now: float, last_boundary: float) -> None:
         """At every step's end; every few seconds it says more."""
+        if self._last_step is not None:
+            self._last_step.note(self._state.step, self._clock.wall())
         if now >= self._next:
             self._next = now + HEARTBEAT_SECONDS
             if self._halt is not None:
@@ -85,3 +90,5 @@ class SignsOfLife:
     def end(self, how: str, why: str) -> None:
         self._beats.say(self._state.step, _LAST_PHASE[how], why)
         self._beats.close()
+        if self._last_step is not None:
+            self._last_step.close(forget=how != "error")

@@ -28,7 +28,8 @@ log = logging.getLogger("holdfast")
 class Resumed:
     """What was restored. `rejected` names newer checkpoints that were damaged, and why; `tier` is where most
     of it came from, `bytes_by_tier` what all ranks together read from each. `steps_lost` must be
-    taken again, as far as the journal knows, which hears of progress every few seconds."""
+    taken again: since the last sign of life of the process before, which is its last step unless the machine
+    was lost."""
 
     step: int
     epoch: int

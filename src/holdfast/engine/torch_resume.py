@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.find import Found
 from holdfast.clock import Clock
+from holdfast.engine.last_step import reached_before
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together
+from holdfast.engine.told_costs import told_costs
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_setting import setting_key
-from holdfast.events import CheckpointRejected, Emit, Event, Progress, Restored, SaveCommitted
+from holdfast.events import CheckpointRejected, Emit, Event, Restored
 from holdfast.format.manifest import Parent
 from holdfast.policy.debt import DebtPolicy
 from holdfast.stores.directory import DirectoryStore
@@ -51,7 +54,7 @@ def resume(
     if restored is None:
         return None
     resumed, found = restored
-    reached = max((e.step for e in history if isinstance(e, (Progress, SaveCommitted))), default=None)
+    reached = reached_before(history)
     lost = None if reached is None else max(reached - resumed.step, 0)
     resumed = replace(resumed, steps_lost=lost)
     read: dict[str, int] | None = None
@@ -64,6 +67,12 @@ def resume(
     if learned.get("setting") != setting_key(store.where, tracked, resumed.bytes):
         # Measured on another machine, disk or state: forget the costs, keep the training time.
         learned.pop("profile", None)
+    profile = learned.get("profile")
+    if not isinstance(profile, dict) or profile.get("stall_seconds") is None:
+        told = told_costs(history, os.uname().nodename, resumed.bytes)
+        if told is not None:
+            learned["profile"] = told.to_dict()
+            learned.setdefault("version", 1)
     # Judged here, where machine and disk are known; the policy would compare with a name of its own.
     learned["setting"] = policy.settings.setting
     policy.restore_state(learned)

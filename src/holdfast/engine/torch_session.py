@@ -21,11 +21,13 @@ from holdfast.engine.best_so_far import best_so_far
 from holdfast.engine.copy_meter import CopyMeter
 from holdfast.engine.halting import HaltWatch
 from holdfast.engine.housekeeping import Housekeeping
+from holdfast.engine.last_step import LastStep, last_epoch
 from holdfast.engine.outputs import Outputs
 from holdfast.engine.reported import Reported
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.signs_of_life import SignsOfLife
+from holdfast.engine.standing_still import standing_still
 from holdfast.engine.stopping import Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
 from holdfast.engine.tiers_of_run import Tiers
@@ -43,8 +45,10 @@ from holdfast.engine.writers import writer_for
 from holdfast.errors import HoldfastError, SaveError, SetupError
 from holdfast.events import (
     Event,
+    LastSign,
     RunEnded,
     RunStarted,
+    Warned,
 )
 from holdfast.format.manifest import Parent
 from holdfast.jobs import exit_codes
@@ -90,6 +94,8 @@ class Session:
         append = Journal(store.where).append if together is None or together.leads else _nowhere
         self._telemetry = Telemetry(append)
         self._emit = self._telemetry.emit
+        if history and isinstance(history[-1], LastSign):
+            self._emit(history[-1])
         self._first = tiers.first if tiers else store
         self._housekeeping = Housekeeping(
             self._first,
@@ -135,6 +141,7 @@ class Session:
             HeartbeatWriter.from_environment(store.where),
             HaltWatch(store.where, self._persister, stopping) if leads else None,
             state, self._reported, policy, clock, self._emit,
+            LastStep(store.uuid, store.writer_epoch, keep=last_epoch(history)) if leads else None,
         )  # fmt: skip
         self._steppers = Steppers(tracked)
         self.boundary = Boundary(self._steppers, WeightWatch(self._steppers.weights))
@@ -150,6 +157,9 @@ class Session:
                 writer_epoch=store.writer_epoch, policy=settings.when,
             )
         )  # fmt: skip
+        if leads and (said := standing_still(history, state.step)) is not None:
+            log.warning("holdfast: %s", said)
+            self._emit(Warned(time=clock.wall(), message=said))
         if tiers is not None:
             tiers.start_draining(self._emit, self.resumed.name if self.resumed else None)
         self._telemetry.flush()
