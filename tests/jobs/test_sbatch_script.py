@@ -42,6 +42,18 @@ def test_without_an_array_the_job_requeues_itself() -> None:
     assert "slurm finished" not in text
 
 
+def test_torchrun_leaves_the_options_of_the_script_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv[1:])")
+    text = sbatch_script(plan(nodes=2, script="train.py", arguments=("--run", "runs/x", "--log", "3")))
+    line = next(one for one in text.splitlines() if "train.py" in one)
+    torchrun = Path(sys.executable).parent / "torchrun"
+    done = subprocess.run(
+        f"{torchrun} --nproc-per-node=1 {line}", shell=True, cwd=tmp_path, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert "['--run', 'runs/x', '--log', '3']" in done.stdout, done.stderr
+
+
 def test_several_nodes_get_one_torchrun_each_that_passes_the_warning_on() -> None:
     text = sbatch_script(plan(nodes=4, gpus_per_node=8, processes_per_node=8))
     assert "--nodes=4" in directives(text)

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.retain import Retention
 from holdfast.cli.main import main
+from holdfast.clock import SystemClock
 from holdfast.errors import SetupError
 from holdfast.events import Restored
-from holdfast.programs.dmtcp import COMMANDS, dmtcp_command, require_dmtcp
+from holdfast.policy.build import build_policy
+from holdfast.programs.dmtcp import COMMANDS, DmtcpDriver, dmtcp_command, require_dmtcp
+from holdfast.programs.generations import Generations
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
 
@@ -153,6 +157,49 @@ def test_a_finished_program_leaves_no_scratch_and_is_not_started_again(
     again = Supervised(tmp_path)
     assert again.ended() == 0
     assert not (tmp_path / "result").exists()
+
+
+def test_a_warning_to_every_process_of_the_job_does_not_end_the_program_before_it_is_saved(
+    supervised: Supervised, tmp_path: Path
+) -> None:
+    """As Slurm sends it with proctrack/linuxproc: to the supervisor, and to the program itself."""
+    before = supervised.wait_for_generation()
+    for pid in launched(tmp_path, b"dmtcp_"):
+        os.killpg(pid, signal.SIGUSR1)
+    supervised.process.send_signal(signal.SIGUSR1)
+    assert supervised.ended() == 75, supervised.output.read_text()
+    assert supervised.generations()[0] > before, "the last state was not saved"
+
+
+def test_images_can_be_read_by_their_owner_alone(supervised: Supervised) -> None:
+    supervised.wait_for_generation()
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.ended() == 75
+    run = supervised.run
+    assert run.stat().st_mode & 0o777 == 0o700
+    for path in (run / "ckpt").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert (run / "dmtcp").stat().st_mode & 0o077 == 0
+    assert (run.parent / "output").stat().st_mode & 0o077 != 0, (
+        "the mask of this test hides what it looks for"
+    )
+
+
+def test_what_the_only_save_cost_is_known_to_the_next_attempt(stand_in: Path, tmp_path: Path) -> None:
+    with DirectoryStore(tmp_path / "run") as store:
+        store.claim()
+        generations = Generations(store, SystemClock(), lambda event: None, Retention(latest=2))
+        before, after = (build_policy(every="1 h") for _ in range(2))
+        scratch = tmp_path / "run" / "dmtcp"
+        first = DmtcpDriver(["true"], generations, scratch, before, SystemClock(), lambda event: None)
+        first.start(None)
+        assert after.explanation().persist_seconds is None
+        (scratch / "ckpt_a_1.dmtcp").write_bytes(b"image")
+        first._order = lambda what, seconds: None  # type: ignore[method-assign]
+        first.checkpoint("the only one")
+        second = DmtcpDriver(["true"], generations, scratch, after, SystemClock(), lambda event: None)
+        second.start(None)
+        assert after.explanation().persist_seconds is not None
 
 
 def test_missing_commands_are_an_error_with_the_way_out(

@@ -138,6 +138,18 @@ def test_a_stop_signal_is_passed_on_and_the_last_state_kept(tmp_path: Path) -> N
     ).read_text()
 
 
+def test_a_warning_to_every_process_of_the_job_is_answered_with_a_stop(tmp_path: Path) -> None:
+    """As Slurm sends it with proctrack/linuxproc. The program does not know SIGUSR1 and would die of it."""
+    app = App(tmp_path)
+    app.wait_for_generation()
+    os.kill(app.program(), signal.SIGUSR1)
+    app.process.send_signal(signal.SIGUSR1)
+    assert app.ended() == 75, app.output.read_text()
+    assert "nothing says" not in app.output.read_text()
+    ends = [event.how for event in read_events(app.run) if isinstance(event, RunEnded)]
+    assert ends == ["stopped"]
+
+
 def test_a_halted_program_saves_ends_and_does_not_start_again(tmp_path: Path) -> None:
     app = App(tmp_path)
     app.wait_for_generation()

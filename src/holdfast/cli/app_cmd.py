@@ -6,6 +6,7 @@ With a recipe for one that writes checkpoint files of its own, or under DMTCP fo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shlex
@@ -142,6 +143,7 @@ def _attempt(options: argparse.Namespace, command: list[str], folder: str) -> in
     limit = None if options.time_limit is None else parse_time_limit(options.time_limit)
     deadline = find_deadline(limit, os.environ, detect(), clock)
     outer, retention = parse_outer(options.tier), parse_keep(_keep(options.keep))
+    umask = _keep_from_others(folder) if options.recipe == DMTCP else -1
     with claim_home(folder, outer, clock) as home:
         journal, history = Journal(home.where), read_events(home.where)
         tiers = open_tiers(home, outer, retention, clock)
@@ -150,7 +152,7 @@ def _attempt(options: argparse.Namespace, command: list[str], folder: str) -> in
             generations = Generations(home, clock, journal.append, retention, tiers)
             driver = _driver(options, command, generations, clock, journal, history)
             attempt = Attempt(
-                generations, driver, clock, journal.append, deadline=deadline, environ=os.environ
+                generations, driver, clock, journal.append, deadline=deadline, environ=os.environ, umask=umask
             )
             code = attempt.run()
         finally:
@@ -158,6 +160,15 @@ def _attempt(options: argparse.Namespace, command: list[str], folder: str) -> in
                 left = None if deadline is None else deadline.at - clock.wall()
                 tiers.close(seconds_for_last_copies(code, left))
     return code
+
+
+def _keep_from_others(folder: str) -> int:
+    """An image holds the program's memory and environment, passwords included. Returns the umask before."""
+    umask = os.umask(0o077)
+    os.makedirs(folder, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder of somebody else, who decides about it
+        os.chmod(folder, 0o700)
+    return umask
 
 
 def _driver(

@@ -126,6 +126,8 @@ def restore_newest(
         loaded = newest_loadable(store, load, reject=reject)
     if loaded is None:
         return None
+    for one in rejected:
+        log.warning("holdfast: going on from %s instead of %s", loaded.found.name, one.partition(":")[0])
     restore_all(tracked, loaded.states)
     manifest = loaded.manifest
     if team is not None and team.rank >= manifest.world:

@@ -43,6 +43,8 @@ class Evidence:
     # The run's folder, and what the note in it says that halts it.
     run: str | None = None
     halted: str | None = None
+    # The folder that the training uses, if the supervisor was told another one.
+    other_run: str | None = None
     # Kills for lack of memory during this attempt: in the job's own memory group, and on the machine.
     oom_kills_here: int = 0
     oom_kills_anywhere: int = 0
@@ -80,11 +82,16 @@ def _cause(seen: Evidence) -> tuple[Cause, str]:
     # A program that answers SIGTERM with 0 has ended, but nobody knows that its work is complete.
     if code == exit_codes.FINISHED and (asked is None or finished):
         return _ended_well(seen.last_beat)
+    if seen.other_run is not None:
+        return "do not restart", (
+            f"the training uses {seen.other_run} and not {seen.run}, which was named: nobody would see its "
+            "checkpoints; give the same folder in both places"
+        )
     if code == exit_codes.DO_NOT_RESTART and (seen.halted or said.startswith(SAYS_HALTED)):
         clear = f"holdfast halt --clear {seen.run or 'RUN'}"
         return "halted", f"{seen.halted or said}; `{clear}` lets it run again"
     if code == exit_codes.DO_NOT_RESTART:
-        return "do not restart", f"exit code {code}: running again cannot help"
+        return "do not restart", f"exit code {code}: running again cannot help; its own output says why"
     if asked is not None:
         return _asked_for(asked, code)
     if code in (exit_codes.INTERRUPTED, -signal.SIGINT):
@@ -192,10 +199,7 @@ def next_move(
     if end.cause == "finished":
         return Move("the work is complete", exit_code=exit_codes.FINISHED)
     if end.cause == "do not restart":
-        return Move(
-            "the command said that running again cannot help; its own output says why",
-            exit_code=exit_codes.DO_NOT_RESTART,
-        )
+        return Move(end.detail, exit_code=exit_codes.DO_NOT_RESTART)
     if end.cause == "halted":
         return Move(end.detail, exit_code=exit_codes.DO_NOT_RESTART)
     if end.cause == "interrupted":

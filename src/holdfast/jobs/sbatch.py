@@ -159,7 +159,8 @@ def _work(plan: SbatchPlan) -> list[str]:
         '    --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" \\',
         "    --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 \\",
         f"    --shutdown-timeout={plan.warning_seconds} \\",
-        f"    {program}",
+        # Without "--" it would take the script's options for its own, also shortened ones.
+        f"    -- {program}",
         "code=$?",
     ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from holdfast.jobs import exit_codes, heartbeat, plain
 from holdfast.jobs.attempts import AttemptEnd, Evidence, Move, Tally, classify, got_on, next_move, signal_of
 from holdfast.jobs.halt import read_halt
 from holdfast.jobs.heartbeat import Beat, read_beat
+from holdfast.jobs.standard_input import StandardInput
 from holdfast.jobs.supervisor_child import Child
 from holdfast.jobs.supervisor_memory import oom_kills
 from holdfast.jobs.supervisor_settings import Status, SupervisorSettings
@@ -34,6 +35,9 @@ LOOK_SECONDS = 1.0
 HANG_GRACE = 10.0
 STACKS_GRACE = 2.0
 GONE_SECONDS = 30.0
+# How long before a time limit a command that does not know of it is asked to stop.
+LEAD_SHARE = 0.1
+LONGEST_LEAD = 60.0
 
 
 def _no_checkpoint(run: str) -> str | None:
@@ -74,6 +78,9 @@ class Supervisor:
         self._folder = settings.run
         self._beat: Beat | None = None
         self._newest_before: str | None = None
+        # Another folder than the one that was named, as the training says.
+        self._other_run: str | None = None
+        self._ask_at = 0.0
 
     def run(self) -> int:
         """Until there is nothing more to do. Returns the exit code, documented in `exit_codes`."""
@@ -82,6 +89,8 @@ class Supervisor:
             tempfile.TemporaryDirectory(prefix="holdfast-run-", dir=_memory_folder()) as folder,
         ):
             self._waiting = waiting
+            self._input = StandardInput()
+            self._plan_the_end()
             while True:
                 move = self._attempt(Path(folder))
                 if move.exit_code is None and move.pause:
@@ -109,14 +118,18 @@ class Supervisor:
         memory_before = oom_kills()
         started = self._clock.monotonic()
         self._beat = None
-        output = self._open_output(attempt)
+        if attempt and (reason := self._input.cannot_repeat):
+            return Move(f"cannot start again: {reason}", exit_code=exit_codes.DO_NOT_RESTART)
+        output, stdin = self._open_output(attempt), self._input.for_attempt()
         try:
-            child = Child(self._command, environ, output)
+            child = Child(self._command, environ, output, stdin=stdin)
         except OSError as error:
             return self._cannot_start(error)
         finally:
             if output is not None:
                 output.close()
+            if stdin is not None:
+                os.close(stdin)
         self._tell(AttemptStarted(time=self._clock.wall(), attempt=attempt, pid=child.pid))
         try:
             returncode, hang = self._watch(child, beats, started)
@@ -128,7 +141,7 @@ class Supervisor:
         end = classify(
             Evidence(
                 returncode=returncode, last_beat=self._beat, hang=hang, asked_to_stop=self._asked,
-                run=self._folder, halted=self._halted(),
+                run=self._folder, halted=self._halted(), other_run=self._other_run,
                 oom_kills_here=here, oom_kills_anywhere=anywhere,
             )
         )  # fmt: skip
@@ -145,6 +158,10 @@ class Supervisor:
             self._read(beats)
             if returncode is not None:
                 return returncode, None
+            if self._other_run is not None:
+                child.signal(signal.SIGTERM)
+                self._gone(child, HANG_GRACE)
+                return self._kill(child), None
             now = self._clock.monotonic()
             why = self._why_stop(number)
             if why is not None:
@@ -172,7 +189,16 @@ class Supervisor:
             self._warn(leaving)
             return "preemption"
         deadline = self._settings.deadline
-        return "time limit" if deadline is not None and self._clock.wall() >= deadline.at else None
+        if deadline is None:
+            return None
+        # A command that gives signs of life knows its end itself, and better.
+        ask_at = self._ask_at if self._beat is None else deadline.at
+        return "time limit" if self._clock.wall() >= ask_at else None
+
+    def _plan_the_end(self) -> None:
+        deadline, now = self._settings.deadline, self._clock.wall()
+        if deadline is not None:
+            self._ask_at = deadline.at - min(LONGEST_LEAD, max(deadline.at - now, 0.0) * LEAD_SHARE)
 
     def _judge(self, end: AttemptEnd, seconds: float) -> Move:
         after = self._checkpoint()
@@ -266,10 +292,13 @@ class Supervisor:
         beat = read_beat(str(beats))
         if beat is None:
             return
-        self._beat = beat
+        first, self._beat = self._beat is None, beat
         if self._folder is None:
             self._folder = beat.run
             self._newest_before = beat.resumed_from
+        named = self._settings.run
+        if first and named is not None and os.path.realpath(named) != os.path.realpath(beat.run):
+            self._other_run = beat.run
 
     def _checkpoint(self) -> str | None:
         return None if self._folder is None else self._newest_checkpoint(self._folder)

@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,8 +21,10 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
-    """`output` takes both streams of the command; without it they are the supervisor's own. `death_signal` is
-    what it gets should the supervisor be killed."""
+    """`output` takes both streams of the command, `stdin` feeds it; without them it has the supervisor's own.
+    `death_signal` is what it gets should the supervisor be killed. `ignored` are signals that must not end it
+    unless it handles them itself: some schedulers send theirs to every process of a job. `umask` is its own
+    one, if not ours."""
 
     def __init__(
         self,
@@ -31,6 +33,9 @@ class Child:
         output: IO[bytes] | None = None,
         # SIGTERM and not SIGKILL: nobody would restart it now, so it should stop with a checkpoint.
         death_signal: signal.Signals = signal.SIGTERM,
+        stdin: int | None = None,
+        ignored: Collection[signal.Signals] = (),
+        umask: int = -1,
     ) -> None:
         adopt_orphans()
         me = os.getpid()
@@ -38,11 +43,13 @@ class Child:
         self._process = subprocess.Popen(
             list(command),
             env=dict(environ),
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             # A session of its own: Ctrl-C reaches it through the supervisor, once, and not from the terminal.
             start_new_session=True,
-            preexec_fn=lambda: _prepare(death_signal, me),
+            umask=umask,
+            preexec_fn=lambda: _prepare(death_signal, me, ignored),
         )
         self.pid = self._process.pid
 
@@ -89,8 +96,10 @@ def adopt_orphans() -> None:
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _prepare(death_signal: signal.Signals, parent: int) -> None:
+def _prepare(death_signal: signal.Signals, parent: int, ignored: Collection[signal.Signals] = ()) -> None:
     """In the child, before its command: a clean signal mask, and a signal should the supervisor be killed."""
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if _prctl is not None:
         _prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)

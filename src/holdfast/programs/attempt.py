@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -55,6 +55,11 @@ class Driver(Protocol):
         ...
 
     @property
+    def ignored_signals(self) -> Collection[signal.Signals]:
+        """What a scheduler may send to every process of a job, and the program must not die of."""
+        ...
+
+    @property
     def generation(self) -> int:
         """The number of the newest generation."""
         ...
@@ -86,7 +91,10 @@ class Attempt:
         *,
         deadline: WallDeadline | None = None,
         environ: Mapping[str, str] | None = None,
+        umask: int = -1,
     ) -> None:
+        """`umask` is for the program, where ours keeps its images from others."""
+        self._umask = umask
         self._generations = generations
         self._driver = driver
         self._clock = clock
@@ -123,7 +131,8 @@ class Attempt:
         self._heartbeat = HeartbeatWriter.from_environment(self._generations.where, self._environ)
         try:
             try:
-                child = Child(command, self._environ)
+                ignored = self._driver.ignored_signals
+                child = Child(command, self._environ, ignored=ignored, umask=self._umask)
             except OSError as error:
                 return self._cannot_start(command[0], error)
             return self._end(self._watch(child, waiting))

@@ -7,7 +7,9 @@ while its images are written; how often that is worth it, the policy decides fro
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.clock import Clock
-from holdfast.errors import SaveError, SetupError, StoreError
+from holdfast.errors import CorruptCheckpoint, SaveError, SetupError, StoreError
 from holdfast.events import Emit, Restored
+from holdfast.format.sealed import seal, unseal
 from holdfast.jobs.supervisor_child import Child
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.observation import Observation, SaveCost
@@ -29,6 +32,7 @@ HOST = "127.0.0.1"
 CHECKPOINT_SECONDS = 1800.0
 _ORDER_SECONDS = 30.0
 _SUFFIX = ".dmtcp"
+_COSTS = "costs"
 
 
 def require_dmtcp() -> None:
@@ -53,6 +57,8 @@ class DmtcpDriver:
     """Satisfies Driver. `scratch` is where DMTCP writes its images before they are kept."""
 
     stop_seconds = CHECKPOINT_SECONDS + 60.0
+    # Slurm's warning. Not SIGUSR2, with which DMTCP itself stops the threads of the program.
+    ignored_signals = (signal.SIGUSR1,)
 
     def __init__(
         self,
@@ -89,6 +95,7 @@ class DmtcpDriver:
     def start(self, seconds_left: float | None) -> list[str]:
         require_dmtcp()
         self._scratch.mkdir(parents=True, exist_ok=True)
+        recalled = self._recall_costs()
         self._clear_scratch()
         shutil.rmtree(self._fetched, ignore_errors=True)
         self._port = free_port()
@@ -105,7 +112,7 @@ class DmtcpDriver:
         images = [str(path) for path in self._generations.stored_paths(generation, self._fetched)]
         stored = sum(file.record.size for file in generation.files.values())
         policy = generation.values.get("policy")
-        if isinstance(policy, dict):
+        if not recalled and isinstance(policy, dict):
             self._policy.restore_state(policy)
         self._policy.restored(begun, 0, 0.0)
         self._emit(
@@ -147,6 +154,7 @@ class DmtcpDriver:
         now = self._clock.monotonic()
         cost = SaveCost(self._looks, stalled, now - begun - stalled, kept.manifest.total_bytes)
         self._policy.save_committed(now, cost)
+        self._remember_costs()
 
     def stop(self, child: Child, why: str) -> None:
         try:
@@ -159,6 +167,23 @@ class DmtcpDriver:
         if complete:
             self._generations.keep({}, reason="the program has finished", complete=True)
         return complete
+
+    # What a save costs is known when it is over, so it cannot be part of it.
+
+    def _remember_costs(self) -> None:
+        part = self._scratch / f"{_COSTS}.part"
+        try:
+            part.write_bytes(seal({"format": 1, "policy": self._policy.state()}))
+            os.replace(part, self._scratch / _COSTS)
+        except OSError as error:
+            log.warning("holdfast: what saves cost could not be written down: %s", error.strerror)
+
+    def _recall_costs(self) -> bool:
+        try:
+            self._policy.restore_state(unseal((self._scratch / _COSTS).read_bytes())["policy"])
+        except (OSError, CorruptCheckpoint, KeyError, TypeError, ValueError):
+            return False
+        return True
 
     def _coordinator(self, *, new: bool = False) -> list[str]:
         chosen = ["--coord-host", HOST, "--coord-port", str(self._port)]

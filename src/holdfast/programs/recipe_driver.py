@@ -63,6 +63,9 @@ class RecipeDriver:
         self.stop_before = (
             min(recipe.stop_seconds, _REMINDER_SECONDS) if recipe.deadline else self.stop_seconds
         )
+        # Those that Slurm sends as a warning; the program is stopped in its own way.
+        warnings = {signal.SIGUSR1, signal.SIGUSR2}
+        self.ignored_signals = warnings - {signal.Signals[f"SIG{recipe.stop_signal}"]}
         self._recipe = recipe
         self._prepared = prepared
         self._generations = generations

@@ -1,0 +1,107 @@
+"""Every attempt gets the same input, is watched where it really saves, and hears of its end in time."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.jobs.standard_input import StandardInput
+
+# Dies in its first attempt, after it has read everything.
+READER = (
+    'import os,sys; t=sys.stdin.read(); print(len(t)); sys.exit(int(os.environ["HOLDFAST_ATTEMPT"]) == 0)'
+)
+
+
+def supervised(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast.cli.main", "run", "--pause", "0", *arguments]
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        command, capture_output=True, text=True, timeout=60, check=False, **more
+    )
+
+
+def test_a_second_attempt_reads_the_same_file_from_where_the_first_began(tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("head\nthe deck of a program\n")
+    with open(tmp_path / "input") as file:
+        os.lseek(file.fileno(), 5, os.SEEK_SET)
+        done = supervised("--", sys.executable, "-c", READER, stdin=file)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["22", "22"]
+
+
+def test_a_second_attempt_gets_again_what_came_through_a_pipe(tmp_path: Path) -> None:
+    done = supervised("--", sys.executable, "-c", READER, input="x" * 300_000)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["300000", "300000"]
+
+
+def test_a_pipe_that_is_too_long_to_be_remembered_says_so() -> None:
+    ours, theirs = os.pipe()
+    given = StandardInput(ours, limit=1000)
+    assert given.cannot_repeat is None
+    os.write(theirs, bytes(5000))
+    os.close(theirs)
+    read = given.for_attempt()
+    assert read is not None
+    with os.fdopen(read, "rb") as file:
+        assert len(file.read()) == 5000, "the first attempt gets all of it"
+    assert "put it into a file" in (given.cannot_repeat or "")
+    os.close(ours)
+
+
+def test_a_command_that_reads_nothing_is_not_held_up_by_an_open_pipe() -> None:
+    ours, theirs = os.pipe()
+    try:
+        done = supervised("--", "true", stdin=ours)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0
+
+
+BEATS = """
+import json, os, sys, time
+record = dict(count=1, pid=os.getpid(), run=sys.argv[1], step=0, phase="training", why="", resumed_from=None)
+with open(os.environ["HOLDFAST_HEARTBEAT"], "r+b") as file:
+    file.write(json.dumps(record).encode().ljust(8192))
+time.sleep(100)
+"""
+
+
+def test_a_training_that_uses_another_folder_than_the_one_named_is_an_error_at_once(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    done = supervised(
+        "--run", "runs/train", "--", sys.executable, "-c", BEATS, str(tmp_path / "runs/digits"), cwd=tmp_path
+    )
+    assert done.returncode == 78, done.stderr
+    assert "runs/digits" in done.stderr
+    assert "runs/train" in done.stderr
+    assert "give the same folder" in done.stderr
+    assert time.monotonic() - begun < 50, "it waited for the command to end"
+
+
+@pytest.mark.parametrize("spelling", ["runs/train", "./runs/../runs/train", "link"])
+def test_another_spelling_of_the_same_folder_is_no_contradiction(tmp_path: Path, spelling: str) -> None:
+    (tmp_path / "runs" / "train").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("runs/train")
+    script = BEATS.replace("time.sleep(100)", "time.sleep(1.5); sys.exit(0)")
+    done = supervised(
+        "--run", spelling, "--", sys.executable, "-c", script, str(tmp_path / "runs/train"), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_without_signs_of_life_is_asked_to_stop_before_its_limit(tmp_path: Path) -> None:
+    program = (
+        "import signal,sys,time\n"
+        "def stop(*_):\n    open('asked', 'w').write(str(time.time())); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, stop)\nopen('began', 'w').close()\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    end = time.time() + 20
+    done = supervised("--deadline", f"@{end}", "--", sys.executable, "-c", program, cwd=tmp_path)
+    assert done.returncode == 75, done.stderr
+    assert float((tmp_path / "asked").read_text()) < end
