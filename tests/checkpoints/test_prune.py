@@ -57,6 +57,27 @@ def test_what_no_rule_wants_goes_and_the_rest_is_explained(bench: Bench) -> None
     assert (result.refused, result.failed, bench.steps()) == (None, (), [3, 4])
 
 
+def test_one_removed_by_hand_does_not_stop_pruning(bench: Bench) -> None:
+    names = bench.save(1, 2, 3, 4, 5)
+    bench.store.retire(names[2])
+    result = bench.prune()
+    assert result.refused is None
+    assert bench.steps() == [4, 5]
+    assert names[2] not in bench.ledger.committed
+
+
+def test_a_listing_that_lacks_what_can_be_read_stops_pruning(bench: Bench) -> None:
+    names = bench.save(1, 2, 3, 4)
+    listed = bench.store.names
+
+    def short() -> list[str]:
+        return [name for name in listed() if name != names[3]]
+
+    bench.store.names = short  # type: ignore[method-assign]
+    assert names[3] in str(bench.prune().refused)
+    assert names[3] in bench.ledger.committed
+
+
 def test_pruning_twice_is_pruning_once(bench: Bench) -> None:
     bench.save(1, 2, 3)
     bench.prune()
@@ -70,11 +91,13 @@ def test_an_empty_listing_is_refused(bench: Bench) -> None:
 
 def test_a_listing_that_lost_what_we_committed_is_refused(bench: Bench) -> None:
     names = bench.save(1, 2, 3, 4)
-    tree = bench.io.tree
-    del tree.directories[tree.directories[0]["ckpt"]][names[2]]
-    result = bench.prune()
-    assert names[2] in str(result.refused)
-    assert bench.steps() == [1, 2, 4]
+    bench.ledger.committed -= {*names[:2]}
+    ckpt = bench.io.tree.directories[bench.io.tree.directories[0]["ckpt"]]
+    for name in names[2:]:
+        del ckpt[name]
+    # All that this process has committed: another folder may have been mounted over the right one.
+    assert names[2] in str(bench.prune().refused)
+    assert bench.steps() == [1, 2]
 
 
 def test_a_successor_that_does_not_verify_protects_everything(bench: Bench) -> None:
@@ -167,10 +190,10 @@ def test_partials_of_the_dead_are_swept_and_those_in_work_are_not() -> None:
     orphan = str(draft(3, writer_epoch=first.epoch).name)
     first.store.begin(orphan, 0)
     first.store.write(orphan, image_of(3))
-    # Its writer dies: the claim on record is of a process that no longer runs.
     first.store.release()
-    _say_writer_is_dead(first.io, first.epoch)
     second = Bench(first.io)
+    # Its writer dies: the claim on record is of a process that no longer runs.
+    _say_writer_is_dead(first.io, first.epoch)
     working = str(draft(9, writer_epoch=second.epoch).name)
     second.store.begin(working, 0)
     second.save(4)

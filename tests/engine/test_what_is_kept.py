@@ -78,3 +78,16 @@ def test_epoch_ends_that_are_to_be_kept_are_saved(tmp_path: Path, policy: dict[s
     validated(tmp_path, [0.9] * 6, keep="latest 2, epoch ends", **policy)
     ends = {(c.step, c.epoch) for c in holdfast.checkpoints(tmp_path)}
     assert ends >= {(5 * epoch, epoch) for epoch in range(1, 7)}
+
+
+def test_the_best_outlives_memory_where_the_disk_takes_only_some(tmp_path: Path) -> None:
+    losses = [0.9, 0.1, 0.8, 0.7, 0.6, 0.5, 0.4]
+    tiers = ["memory", "run every 10"]
+    validated(tmp_path, losses, keep="latest 2, best of -val_loss", tiers=tiers, every="1 steps")
+    assert 0.1 in found(tmp_path).values()
+
+
+def test_a_node_local_folder_keeps_no_more_than_it_should(tmp_path: Path) -> None:
+    tiers = [f"{tmp_path / 'local'}", "single", "run every 10"]
+    validated(tmp_path / "run", [0.5] * 8, keep="latest 2", tiers=tiers, every="1 steps")
+    assert len(list((tmp_path / "local").glob("**/MANIFEST"))) == 2

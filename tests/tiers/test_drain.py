@@ -7,13 +7,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tier_samples import CHUNK, UUID, content, copy_to, flip, place, save
 
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import newest_valid
-from holdfast.checkpoints.retain import Retention
+from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import SaveError, StoreFull
 from holdfast.events import Event, Flushed, FlushFailed, FlushSkipped, Pruned
@@ -110,6 +111,50 @@ def test_a_slow_target_blocks_nobody_and_gets_the_newest_next(setting: Setting) 
     assert drain.wait_idle(LIMIT)
     assert setting.steps() == [1, 49]
     assert drain.needed == frozenset()
+
+
+def test_what_the_rules_keep_goes_outward_whatever_the_rhythm(setting: Setting) -> None:
+    rules = parse_keep("latest 2, best of -val_loss, epoch ends, every 100 steps")
+    drain = setting.drain(every=1000, retention=rules)
+    more: dict[int, dict[str, Any]] = {
+        3: {"keep": "paper"}, 5: {"tags": ("epoch-end",)}, 6: {"metrics": {"val_loss": 0.5}},
+        7: {"metrics": {"val_loss": 0.7}}, 8: {"metrics": {"val_loss": 0.2}},
+    }  # fmt: skip
+    for step in range(1, 10):
+        done = save(setting.near, step, **more.get(step, {}))
+        drain.committed(str(done.name), done.manifest)
+    assert drain.wait_idle(LIMIT)
+    # 1 is the first of its hundred steps. 6 was the best for a while, 7 never was.
+    assert set(setting.steps()) - {6} == {1, 3, 5, 8}
+
+
+def test_what_the_rules_keep_is_not_superseded_and_stays_near_until_it_is_copied(setting: Setting) -> None:
+    gate = Gate(setting.far)
+    drain = setting.drain(gate, retention=Retention())
+    first = setting.save(1, drain)
+    assert gate.begun.wait(LIMIT)
+    kept = []
+    for step in range(2, 9):
+        done = save(setting.near, step, **({"keep": "paper"} if step in (3, 5) else {}))
+        drain.committed(str(done.name), done.manifest)
+        kept += [str(done.name)] if step in (3, 5) else []
+    assert drain.needed == {first, *kept}
+    gate.opened.set()
+    assert drain.wait_idle(LIMIT)
+    assert {3, 5, 8} <= set(setting.steps())
+    assert drain.needed == frozenset()
+
+
+def test_what_the_rules_keep_and_an_earlier_process_did_not_copy_is_copied_by_the_next(
+    setting: Setting,
+) -> None:
+    save(setting.near, 1, keep="paper")
+    for step in (2, 3):
+        setting.save(step)
+    drain = setting.drain(every=10, retention=Retention())
+    drain.catch_up()
+    assert drain.stop(LIMIT) == []
+    assert setting.steps() == [1, 3]
 
 
 class FullUntilSwept(FolderTarget):

@@ -34,8 +34,8 @@ def draft(step: int, writer_epoch: int = 1, **more: object) -> CheckpointDraft:
     return CheckpointDraft(writer_epoch=writer_epoch, step=step, **said)  # type: ignore[arg-type]
 
 
-def save(store: Store, step: int, sizes: Sequence[int] = (5000, 300), **more: int) -> Committed:
-    return write_checkpoint(store, draft(step, **more), sources(step, sizes))
+def save(store: Store, step: int, sizes: Sequence[int] = (5000, 300), **more: object) -> Committed:
+    return write_checkpoint(store, draft(step, **more), sources(step, sizes))  # type: ignore[arg-type]
 
 
 def copy_to(store: Store, other: Store, name: str) -> None:

@@ -6,17 +6,19 @@ deletes nothing and says why. Damaged and foreign checkpoints are evidence; they
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.retention import FLOOR, Best, Retention, parse_keep, select
 from holdfast.checkpoints.verify import verify
-from holdfast.errors import StoreError
+from holdfast.errors import CorruptCheckpoint, StoreError, StoreNotFound
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.stores.base import Store
 from holdfast.stores.leftovers import sweep
 
+log = logging.getLogger("holdfast")
 __all__ = ["Best", "Ledger", "Pruning", "Retention", "parse_keep", "prune"]
 
 
@@ -54,8 +56,8 @@ def prune(
     listed = {str(one.name) for one in found}
     if not listed:
         return Pruning(refused=f"{store.where} lists no checkpoint at all")
-    if lost := sorted(ledger.committed - listed):
-        return Pruning(refused=f"{store.where} no longer lists {lost[0]}, which this process committed")
+    if lost := _unexplained(store, ledger, listed):
+        return Pruning(refused=f"{store.where} no longer lists {lost}, which this process committed")
     own = _own_names(store)
     kept = _reasons_to_keep(own, found, retention)
     kept.update({one.name: "still being copied outward" for one in found if str(one.name) in spare})
@@ -72,6 +74,27 @@ def prune(
     gone, failed = _retire(store, doomed, ledger, retired)
     swept, unswept = _sweep(store)
     return Pruning(tuple(gone), tuple(swept), _texts(kept), tuple(failed + unswept))
+
+
+def _unexplained(store: Store, ledger: Ledger, listed: set[str]) -> str | None:
+    """One that this process committed and the listing lacks, though nobody has removed it.
+
+    Somebody may have, by hand: asked for by name it is not there either, and others still are. A folder that
+    was unmounted, or a listing that is cut short, lacks all of them, or has what it does not list."""
+    for name in sorted(ledger.committed - listed):
+        if not ledger.committed & listed:
+            return name
+        try:
+            store.manifest(name)
+        except StoreNotFound:
+            log.warning("holdfast: %s in %s was removed by somebody else", name, store.where)
+            ledger.committed.discard(name)
+            ledger.verified.discard(name)
+        except (StoreError, CorruptCheckpoint):
+            return name
+        else:
+            return name
+    return None
 
 
 def _reasons_to_keep(

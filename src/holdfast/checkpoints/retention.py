@@ -95,14 +95,24 @@ def select(manifests: Sequence[Manifest], retention: Retention) -> dict[Checkpoi
     reasons: dict[CheckpointName, str] = {}
     for manifest in newest_first[: retention.latest]:
         reasons.setdefault(manifest.name, f"among the latest {retention.latest}")
+    for name, why in lasting(newest_first, retention).items():
+        reasons.setdefault(name, why)
+    for manifest in newest_first:
+        if manifest.step > newest_first[0].step:
+            # Passed over by a later writer. Until that one has got as far, it is work that exists only here.
+            reasons.setdefault(manifest.name, "further in training than the newest is")
+    return reasons
+
+
+def lasting(manifests: Sequence[Manifest], retention: Retention) -> dict[CheckpointName, str]:
+    """Those that a rule wants though they are not the latest: they must reach a tier that lasts."""
+    newest_first = sorted(manifests, key=lambda m: m.name, reverse=True)
+    reasons: dict[CheckpointName, str] = {}
     for manifest in newest_first:
         if manifest.keep is not None:
             reasons.setdefault(manifest.name, f"kept for ever: {manifest.keep or 'by request'}")
         if retention.epoch_ends and EPOCH_END in manifest.tags:
             reasons.setdefault(manifest.name, "end of an epoch")
-        if manifest.step > newest_first[0].step:
-            # Passed over by a later writer. Until that one has got as far, it is work that exists only here.
-            reasons.setdefault(manifest.name, "further in training than the newest is")
     for name in _first_of_each_stretch(newest_first, retention.every_steps):
         reasons.setdefault(name, f"first within {retention.every_steps} steps")
     for name in _best(newest_first, retention.best):

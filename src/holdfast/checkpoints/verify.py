@@ -8,13 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.read import allocate_pages, damaged_text, open_checked, require_manifest
+from holdfast.checkpoints.proof import READING, is_doubtful
+from holdfast.checkpoints.read import (
+    allocate_pages,
+    damaged_text,
+    load_surely,
+    open_checked,
+    require_manifest,
+)
 from holdfast.errors import CorruptCheckpoint, NewerFormat, StoreError
 from holdfast.format.checksum import RunningDigest, chunk_span
 from holdfast.format.image import ImageLayout, header_length, parse_image
 from holdfast.format.manifest import FileRecord
 from holdfast.format.names import CheckpointName
 from holdfast.stores.base import Store, StoredFile
+from holdfast.stores.patience import Patience
 from holdfast.stores.side_by_side import side_by_side
 
 Progress = Callable[[int, int], None]
@@ -31,6 +39,8 @@ class Verdict:
     is_deep: bool
     bytes_checked: int
     problems: tuple[str, ...]
+    # Not every problem proves damage: what could not be read for now may be whole.
+    doubt: StoreError | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -55,9 +65,11 @@ def verify(
     try:
         manifest = require_manifest(found)
     except (CorruptCheckpoint, StoreError, NewerFormat) as error:
-        return Verdict(found.name, deep, 0, (error.message,))
+        doubt = error if isinstance(error, StoreError) and is_doubtful(error) else None
+        return Verdict(found.name, deep, 0, (error.message,), doubt)
     tally = _Tally(manifest.total_bytes, progress)
     problems: list[str] = []
+    doubts: list[StoreError] = []
     for record in manifest.files:
         try:
             file = open_checked(store, found, record)
@@ -68,7 +80,26 @@ def verify(
                 file.close()
         except (CorruptCheckpoint, StoreError) as error:
             problems.append(error.message)
-    return Verdict(found.name, deep, tally.done, tuple(problems))
+            if isinstance(error, StoreError) and is_doubtful(error):
+                doubts.append(error)
+    # One proof is enough, whatever else could not be read.
+    doubt = doubts[0] if doubts and len(doubts) == len(problems) else None
+    return Verdict(found.name, deep, tally.done, tuple(problems), doubt)
+
+
+def verify_surely(store: Store, found: Found, patience: Patience = READING) -> Verdict:
+    """A verdict that proves something, for whoever goes on from an older one if this is damaged. Raises
+    StoreUnavailable where nobody can tell, NewerFormat for what only a newer holdfast reads."""
+
+    def judge(found: Found) -> Verdict:
+        if isinstance(found.error, NewerFormat):
+            raise found.error
+        verdict = verify(store, found)
+        if verdict.doubt is not None:
+            raise verdict.doubt
+        return verdict
+
+    return load_surely(store, found, judge, patience)
 
 
 class _Tally:

@@ -21,7 +21,8 @@ from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.slurm import SlurmJob, slurm_job
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
-from holdfast.tiers.memory_folder import MemoryFolder, default_root, stale_folders
+from holdfast.tiers.forgotten_memory import forgotten
+from holdfast.tiers.memory_folder import MemoryFolder, default_root
 from holdfast.tiers.tier_list import recall_tiers
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -98,7 +99,7 @@ def gather(
         unfinished=_unfinished(folder, found),
         events=tuple(read_events(folder)) if folder.is_dir() else (),
         elsewhere=tuple(_elsewhere(folder)),
-        stale_memory=tuple(stale_folders(str(shared_memory / Path(default_root()).name), wall=clock.wall())),
+        stale_memory=tuple(forgotten(str(shared_memory / Path(default_root()).name), wall=clock.wall())),
         versions={"python": python_version(), **{name: _version(name) for name in _VERSIONS}},
         job=job,
         deadline=job.deadline if job else None,

@@ -17,10 +17,12 @@ log = logging.getLogger("holdfast")
 
 
 class Housekeeping:
+    """`retention` None: the store looks after itself, as memory does, whose two slots are used in turn."""
+
     def __init__(
         self,
         store: Store,
-        retention: Retention,
+        retention: Retention | None,
         clock: Clock,
         telemetry: Telemetry,
         *,
@@ -37,17 +39,17 @@ class Housekeeping:
     def after_commit(self, committed: Committed) -> None:
         """The successor is durable, so something older may go. Never raises: too many hurt nobody."""
         self.ledger.committed.add(str(committed.name))
-        if not self._store.properties.survives_node:
-            # Memory: it has two slots, and the older one is written over by itself.
-            self._telemetry.flush()
-            return
+        if self._retention is not None:
+            self._prune(self._retention)
+        self._telemetry.flush()
+
+    def _prune(self, retention: Retention) -> None:
         try:
-            done = prune(self._store, self._retention, self.ledger, retired=self._tell, spare=self._spare())
-            if done.refused and len(self.ledger.committed) > self._retention.latest:
+            done = prune(self._store, retention, self.ledger, retired=self._tell, spare=self._spare())
+            if done.refused and len(self.ledger.committed) > retention.latest:
                 log.warning("holdfast: nothing was pruned: %s", done.refused)
         except (StoreError, SaveError) as error:
             log.warning("holdfast: pruning failed, older checkpoints stay: %s", error)
-        self._telemetry.flush()
 
     def _tell(self, name: str, why: str) -> None:
         self._telemetry.emit(Pruned(time=self._clock.wall(), name=name, why=why))

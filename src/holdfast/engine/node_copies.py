@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock
 from holdfast.engine.node_meeting import Nodes
@@ -27,6 +28,7 @@ from holdfast.stores.objects import ObjectStore
 from holdfast.tiers.copying import Copier, SourceLost
 from holdfast.tiers.flusher import Flusher, FlushTier, Share
 from holdfast.tiers.ladder import Ladder
+from holdfast.tiers.lasting_choice import LastingChoice
 from holdfast.tiers.node_ranks import nodes_of_ranks
 from holdfast.tiers.opening import open_tier
 from holdfast.tiers.protect_members import files_dealt_to
@@ -43,6 +45,7 @@ class _Outer:
     tier: Tier
     store: Store
     line: Line | None
+    choice: LastingChoice
     flusher: Flusher | None = None
     commits: int = 0
 
@@ -65,7 +68,9 @@ class NodeCopies:
             store = home if tier.kind == "home" else open_tier(tier, home.where, home.uuid)
             self._claim(tier, store, home)
             line = Line(team.connect().scoped("copies")) if nodes.acts else None
-            self._outer[tier.location] = _Outer(tier, store, line)
+            retention_there = parse_keep(tier.keep) if tier.keep is not None else retention
+            choice = LastingChoice(retention_there if team.leads else None)
+            self._outer[tier.location] = _Outer(tier, store, line, choice)
 
     def _claim(self, tier: Tier, store: Store, home: DirectoryStore) -> None:
         if store is home:
@@ -94,7 +99,7 @@ class NodeCopies:
     def needed(self) -> frozenset[str]:
         """Checkpoints that this node must keep until they have been copied outward."""
         flushers = [outer.flusher for outer in self._outer.values() if outer.flusher is not None]
-        return frozenset(name for flusher in flushers if (name := flusher.needed) is not None)
+        return frozenset[str]().union(*(flusher.needed for flusher in flushers))
 
     def start(self, ladder: Ladder, emit: Emit, spare: Callable[[], Collection[str]]) -> None:
         leads = self._team.leads
@@ -102,6 +107,8 @@ class NodeCopies:
             is_shared = isinstance(outer.store, DirectoryStore)
             if not self._nodes.acts or not (is_shared or leads):
                 continue
+            if leads:
+                self._see_what_lasts(outer)
             tier, keep = outer.tier, outer.tier.keep
             retention = parse_keep(keep) if keep is not None else self._retention
             rate = tier.bytes_per_second
@@ -118,20 +125,29 @@ class NodeCopies:
                 spare=spare,
             )
 
+    def _see_what_lasts(self, outer: _Outer) -> None:
+        try:
+            outer.choice.know(found.manifest for found in committed(outer.store) if found.manifest)
+        except HoldfastError as error:
+            log.warning("holdfast: cannot see what is in %s: %s", outer.tier.location, error)
+
     # ---- which, decided by rank 0
 
-    def due(self, *, keep: bool) -> list[str]:
-        """The tiers that the checkpoint which is about to be committed goes to."""
-        return [
-            location
-            for location, outer in self._outer.items()
-            if keep or self._is_due(outer.tier.flush_every, outer)
+    def due(self, manifest: Manifest) -> tuple[list[str], list[str]]:
+        """The tiers that the checkpoint which is about to be committed goes to; and of them those whose rules
+        keep it, so that the nodes must not let it go before it is there."""
+        lasting = [where for where, outer in self._outer.items() if outer.choice.wants(manifest)]
+        due = [
+            where
+            for where, outer in self._outer.items()
+            if where in lasting or self._is_due(outer.tier.flush_every, outer)
         ]
+        return due, lasting
 
     def _is_due(self, every: int | None, outer: _Outer) -> bool:
         if every is not None:
             return (outer.commits + 1) % every == 0
-        return outer.flusher is None or outer.flusher.needed is None
+        return outer.flusher is None or not outer.flusher.needed
 
     def lacking(self, name: str) -> list[str]:
         """The tiers that do not have this checkpoint."""
@@ -146,11 +162,11 @@ class NodeCopies:
 
     # ---- copying, on every node
 
-    def committed(self, name: str, due: Collection[str]) -> None:
+    def committed(self, name: str, due: Collection[str], lasting: Collection[str] = ()) -> None:
         for location, outer in self._outer.items():
             outer.commits += 1
             if location in due and outer.flusher is not None:
-                outer.flusher.committed(name)
+                outer.flusher.committed(name, pin=location in lasting)
 
     def stop(self, limit: float) -> list[str]:
         """Finish what is due within `limit` seconds. The tiers that did not get it."""

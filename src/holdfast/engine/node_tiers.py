@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock
 from holdfast.engine.node_copies import NodeCopies
@@ -28,9 +29,11 @@ from holdfast.engine.together import Together, told_by_leader
 from holdfast.engine.writers import OnNodes, Writer
 from holdfast.errors import HoldfastError
 from holdfast.events import Emit
+from holdfast.format.manifest import Manifest
 from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.tiers.ladder import Ladder
+from holdfast.tiers.lasting_choice import LastingChoice
 from holdfast.tiers.named_tier import NamedTier
 from holdfast.tiers.opening import lasting_tiers
 from holdfast.tiers.tier_list import recall_tiers, remember_tiers
@@ -44,6 +47,9 @@ class NodeTiers:
     """`tiers` begin with the one that is local to each node; `home` is claimed, or joined, on every rank."""
 
     memory = None
+    # Nodes let go together what rank 0 says.
+    retention = None
+    _choice: LastingChoice | None
 
     def __init__(
         self, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
@@ -71,6 +77,7 @@ class NodeTiers:
         self._keep = parse_keep(self._tier.keep if self._tier.keep is not None else 2).latest
         # What every node has committed since this process began, and what everybody restored.
         self._known: set[str] = set()
+        self._retention, self._choice = retention, None
         self._told: Mapping[str, Any] = {}
         self._nodes_had_all = False
 
@@ -116,13 +123,26 @@ class NodeTiers:
     def says(self) -> dict[str, Any]:
         return {"node": self.nodes.me, **self._protection.says()} if self.nodes.acts else {}
 
-    def decide(self, said: Sequence[Mapping[str, Any]], *, keep: bool) -> dict[str, Any]:
+    def decide(self, said: Sequence[Mapping[str, Any]], manifest: Manifest) -> dict[str, Any]:
         self._rhythm.hear(said)
+        copies, lasting = self._copies.due(manifest)
         return {
             "protect": self._rhythm.wants_next,
-            "spare": self._rhythm.spare,
-            "copies": self._copies.due(keep=keep),
+            "spare": [*self._rhythm.spare, *self._kept_here(manifest)],
+            "copies": copies,
+            "lasting": lasting,
         }
+
+    def _kept_here(self, manifest: Manifest) -> list[str]:
+        """What the run's rules keep, where no tier lasts longer than the nodes: then they keep it."""
+        if self._copies:
+            return []
+        if self._choice is None:
+            self._choice = LastingChoice(self._retention)
+            with contextlib.suppress(HoldfastError):
+                self._choice.know(one.manifest for one in committed(self.nodes.mine) if one.manifest)
+        self._choice.wants(manifest)
+        return self._choice.kept
 
     def kept(self, told: Mapping[str, Any]) -> None:
         """The checkpoint that `committed` is about to hear of, as rank 0 decided."""
@@ -147,7 +167,7 @@ class NodeTiers:
     def _take_up(self, name: str) -> dict[str, Any]:
         return {"protect": self._rhythm.wants_next, "copies": self._copies.lacking(name)}
 
-    def committed(self, name: str) -> None:
+    def committed(self, name: str, manifest: Manifest | None = None) -> None:
         told, self._told = self._told, {}
         self._follow(name, told)
         if self.nodes.acts:
@@ -160,7 +180,7 @@ class NodeTiers:
             self._rhythm.pending = name
             if self.nodes.acts:
                 self._protection.submit(name)
-        self._copies.committed(name, told.get("copies", ()))
+        self._copies.committed(name, told.get("copies", ()), told.get("lasting", ()))
 
     @property
     def needed(self) -> frozenset[str]:

@@ -152,7 +152,7 @@ class Outputs:
         ledger.committed.add(str(committed.name))
         tiers = self._tiers.get(name)
         if tiers is not None:
-            tiers.committed(str(committed.name))
+            tiers.committed(str(committed.name), committed.manifest)
         try:
             prune(store, keep, ledger, retired=tell, spare=tiers.needed if tiers else ())
         except (StoreError, SaveError) as error:

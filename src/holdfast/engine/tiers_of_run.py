@@ -14,12 +14,14 @@ from holdfast.engine.together import Together
 from holdfast.engine.writers import Alone, Everybody, Writer
 from holdfast.errors import SetupError, StoreDenied, StoreError
 from holdfast.events import Emit
+from holdfast.format.manifest import Manifest
 from holdfast.jobs.heartbeat import VARIABLE as HEARTBEAT
 from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.objects import ObjectStore
 from holdfast.tiers.drain import Drain
 from holdfast.tiers.flusher import FlushTier
+from holdfast.tiers.forgotten_memory import give_back_what_lasts
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.named_tier import NamedTier
@@ -37,6 +39,11 @@ class Tiers(Protocol):
     @property
     def first(self) -> Store: ...
     @property
+    def retention(self) -> Retention | None:
+        """What `first` keeps; None where that is looked after elsewhere."""
+        ...
+
+    @property
     def memory(self) -> MemoryTier | None: ...
     @property
     def writer_epoch(self) -> int: ...
@@ -49,7 +56,7 @@ class Tiers(Protocol):
     def ladder(self) -> Ladder: ...
     def bytes_read(self, ladder: Ladder) -> dict[str, int]: ...
     def start_draining(self, emit: Emit, resumed_from: str | None = None) -> None: ...
-    def committed(self, name: str) -> None: ...
+    def committed(self, name: str, manifest: Manifest | None = None) -> None: ...
     def close(self, limit: float, *, durable: bool = False) -> None: ...
 
 
@@ -70,6 +77,7 @@ class TiersOfRun:
         self.memory: MemoryTier | None = None
         self._clock = clock
         self._retention = retention
+        self.retention: Retention | None = retention
         self._claimed: list[DirectoryStore | ObjectStore] = []
         self._outer: list[tuple[Tier, Store]] = []
         self._drain: Drain | None = None
@@ -88,6 +96,8 @@ class TiersOfRun:
         first: Store | None = None
         for tier in tiers:
             if tier.kind == "memory":
+                for path in give_back_what_lasts(uuid, wall=self._clock.wall()):
+                    log.info("holdfast: the memory of a run that ended is given back: %s", path)
                 self.memory = self._claim_memory()
                 continue
             store: Store = home if tier.kind == "home" else open_tier(tier, home.where, uuid)
@@ -96,11 +106,13 @@ class TiersOfRun:
                 self._claimed.append(store)
             if first is None and tier.flush_every is None:
                 first = store
+                if tier.keep is not None:
+                    self.retention = parse_keep(tier.keep)
             else:
                 self._outer.append((tier, store))
         if first is None:
             # Every lasting tier gets only some of the checkpoints: the others live in memory alone.
-            first = self.memory
+            first, self.retention = self.memory, None
         if first is None:
             raise SetupError(
                 "every tier takes only some of the checkpoints",
@@ -156,9 +168,9 @@ class TiersOfRun:
         self._drain = Drain(ladder, targets, emit=emit, clock=self._clock)
         self._drain.catch_up()
 
-    def committed(self, name: str) -> None:
+    def committed(self, name: str, manifest: Manifest | None = None) -> None:
         if self._drain is not None:
-            self._drain.committed(name)
+            self._drain.committed(name, manifest)
 
     @property
     def needed(self) -> frozenset[str]:

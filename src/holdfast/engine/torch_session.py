@@ -99,7 +99,7 @@ class Session:
         self._first = tiers.first if tiers else store
         self._housekeeping = Housekeeping(
             self._first,
-            retention,
+            tiers.retention if tiers else retention,
             clock,
             self._telemetry,
             spare=lambda: tiers.needed if tiers else frozenset(),
@@ -168,7 +168,7 @@ class Session:
         if self.together is None or self.together.leads:
             self._housekeeping.after_commit(committed)
         if self._tiers is not None:
-            self._tiers.committed(str(committed.name))
+            self._tiers.committed(str(committed.name), committed.manifest)
 
     # ---- step boundaries
 

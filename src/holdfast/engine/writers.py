@@ -9,13 +9,20 @@ from typing import Any, Protocol
 
 from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.rank_claims import RankClaims
-from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint, write_copy
+from holdfast.checkpoints.write import (
+    CheckpointDraft,
+    Committed,
+    draft_manifest,
+    write_checkpoint,
+    write_copy,
+)
 from holdfast.checkpoints.write_on_nodes import NodeSave, write_on_nodes
 from holdfast.checkpoints.write_together import decline, write_together
 from holdfast.engine.node_meeting import Nodes
 from holdfast.engine.together import Together
 from holdfast.errors import StoreError
 from holdfast.format.image import ImageLayout
+from holdfast.format.manifest import Manifest
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
@@ -113,7 +120,7 @@ class Duties(Protocol):
 
     def says(self) -> Mapping[str, Any]: ...
 
-    def decide(self, said: Sequence[Mapping[str, Any]], *, keep: bool) -> Mapping[str, Any]: ...
+    def decide(self, said: Sequence[Mapping[str, Any]], manifest: Manifest) -> Mapping[str, Any]: ...
 
     def kept(self, told: Mapping[str, Any]) -> None: ...
 
@@ -135,11 +142,12 @@ class OnNodes:
         claims: RankClaims,
         in_memory: Callable[[], None],
     ) -> Committed:
-        duties, nodes, keep = self._duties, self._duties.nodes, draft.keep is not None
+        duties, nodes = self._duties, self._duties.nodes
         draft, files, agrees_on = _as_rank(self._team, draft, sources, layouts)
         draft = replace(draft, environment=with_nodes(draft.environment, nodes.of_rank))
+        without_files = draft_manifest(nodes.mine, draft)
         mine = NodeSave(
-            nodes.mine, nodes.acts, duties.says(), lambda name, said: duties.decide(said, keep=keep)
+            nodes.mine, nodes.acts, duties.says(), lambda name, said: duties.decide(said, without_files)
         )
         committed, told = write_on_nodes(
             self._team, self._ballot, save, mine, draft, files, agrees_on, claims

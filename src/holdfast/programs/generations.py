@@ -12,7 +12,7 @@ from holdfast.checkpoints.completion import is_complete
 from holdfast.checkpoints.file_image import FileImage, FileSign
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
-from holdfast.checkpoints.verify import verify
+from holdfast.checkpoints.verify import verify, verify_surely
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.clock import Clock
 from holdfast.engine.tiers_of_run import TiersOfRun
@@ -110,7 +110,7 @@ class Generations:
             )
         )  # fmt: skip
         if self._tiers is not None:
-            self._tiers.committed(str(committed.name))
+            self._tiers.committed(str(committed.name), committed.manifest)
         self._prune()
         return committed
 
@@ -156,7 +156,7 @@ class Generations:
         """
         reasons, second_choice = [], None
         for found in committed(self._readable):
-            verdict = verify(self._readable, found)
+            verdict = verify_surely(self._readable, found)
             if not verdict.is_whole:
                 why = "; ".join(verdict.problems)
                 reasons.append(f"{found.name}: {why}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from holdfast.checkpoints.find import committed
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import StoreError
 from holdfast.events import Emit
+from holdfast.format.manifest import Manifest
 from holdfast.tiers.flusher import Flusher, FlushTier, Share
 from holdfast.tiers.ladder import Ladder
 
@@ -51,23 +53,23 @@ class Drain:
         """What an earlier process committed nearby and did not get around to copying."""
         for flusher in self.flushers:
             try:
-                here = max(flusher.tier.target.store.names(), default="")
-                newest = max(self._ladder.without(flusher.tier.name).names(), default="")
+                there = committed(flusher.tier.target.store)
+                near = committed(self._ladder.without(flusher.tier.name))
             except StoreError as error:
                 log.warning("holdfast: cannot see what %s lacks: %s", flusher.tier.name, error)
                 continue
-            if newest > here:
-                flusher.catch_up(newest)
+            flusher.catch_up(there, near)
 
-    def committed(self, name: str) -> None:
-        """Never blocks, never raises."""
+    def committed(self, name: str, manifest: Manifest | None = None) -> None:
+        """Never blocks, never raises. Without its manifest, only the rhythm decides."""
         for flusher in self.flushers:
-            flusher.committed(name)
+            flusher.committed(name, manifest)
 
     @property
     def needed(self) -> frozenset[str]:
-        """Checkpoints that nearer tiers must keep for now: at most one for each target."""
-        return frozenset(name for flusher in self.flushers if (name := flusher.needed) is not None)
+        """Checkpoints that nearer tiers must keep for now: for each target the one that is being copied or
+        comes next, and those that its rules keep."""
+        return frozenset[str]().union(*(flusher.needed for flusher in self.flushers))
 
     def wait_idle(self, limit: float) -> bool:
         clock = SystemClock()

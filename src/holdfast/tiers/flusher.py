@@ -12,9 +12,10 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.clock import Clock
 from holdfast.errors import Fenced, HoldfastError, InternalError, SaveError, StoreError, StoreFull
@@ -23,6 +24,7 @@ from holdfast.format.manifest import Manifest
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.copying import Copier, SourceLost
 from holdfast.tiers.ladder import Ladder
+from holdfast.tiers.lasting_choice import LastingChoice
 from holdfast.tiers.target import Target
 
 log = logging.getLogger("holdfast")
@@ -80,6 +82,9 @@ class Flusher:
         self._clock = clock
         self._changed = threading.Condition()
         self._due: deque[str] = deque()
+        # Of those that are due, the ones that a rule of this tier keeps: no newer one takes their turn.
+        self._pinned: set[str] = set()
+        self._choice = LastingChoice(tier.retention)
         self._commits = 0
         self._newest: str | None = None
         self._newest_flushed: str | None = None
@@ -87,32 +92,47 @@ class Flusher:
         self._fenced = False
         self._thread: threading.Thread | None = None
 
-    def committed(self, name: str) -> None:
+    def committed(self, name: str, manifest: Manifest | None = None, *, pin: bool = False) -> None:
         """A checkpoint is committed in a nearer tier. Never blocks, never raises."""
         with self._changed:
             self._commits += 1
             self._newest = name
             if self._fenced:
                 return
+            pin = pin or (manifest is not None and self._choice.wants(manifest))
+            if pin:
+                self._pinned.add(name)
             if self.tier.every is None:
-                # Whatever still waits is superseded; what is under way is finished first.
-                self._due = deque([self._due[0], name] if self._busy else [name])
-            elif self._commits % self.tier.every == 0:
+                # Whatever still waits is superseded; what is under way, or kept, is finished first.
+                waiting = [n for i, n in enumerate(self._due) if (i == 0 and self._busy) or n in self._pinned]
+                self._due = deque([*waiting, name])
+            elif pin or self._commits % self.tier.every == 0:
                 self._due.append(name)
             self._start()
 
-    def catch_up(self, name: str) -> None:
-        """The newest of an earlier life that this tier lacks: copied, whatever the rhythm says."""
+    def catch_up(self, there: Sequence[Found], near: Sequence[Found]) -> None:
+        """What this tier lacks of an earlier life: what its rules keep, and the newest, whatever the rhythm
+        says. Both are newest first."""
+        have = {str(found.name) for found in there}
+        self._choice.know(found.manifest for found in there if found.manifest)
         with self._changed:
-            self._newest = name
-            self._due.append(name)
-            self._start()
+            for name in self._choice.wanted(f.manifest for f in near if f.manifest):
+                if name not in have:
+                    self._pinned.add(name)
+                    self._due.append(name)
+            newest = str(near[0].name) if near else ""
+            if newest > max(have, default=""):
+                self._newest = newest
+                if newest not in self._due:
+                    self._due.append(newest)
+            if self._due:
+                self._start()
 
     @property
-    def needed(self) -> str | None:
-        """What nearer tiers must not let go yet: what is being copied, or comes next."""
+    def needed(self) -> frozenset[str]:
+        """What nearer tiers must not let go yet: what is being copied, or comes next, or must last."""
         with self._changed:
-            return self._due[0] if self._due else None
+            return frozenset([*list(self._due)[:1], *self._pinned])
 
     @property
     def is_behind(self) -> bool:
@@ -194,8 +214,8 @@ class Flusher:
             if self._cancel.is_set() or not self._due:
                 return None
             if self.tier.every is None:
-                while len(self._due) > 1:
-                    self._due.popleft()
+                # In their order, but of those that nobody keeps only the newest.
+                self._due = deque(n for n in self._due if n in self._pinned or n == self._due[-1])
             return self._due[0]
 
     def _flush(self, name: str) -> None:
@@ -268,6 +288,7 @@ class Flusher:
             self._fenced = True
             # Nearer tiers need not keep anything for this one any more.
             self._due.clear()
+            self._pinned.clear()
             self._changed.notify_all()
         self._emit(FlushSkipped(time=self._clock.wall(), name=name, tier=self.tier.name, why=error.message))
 
@@ -285,13 +306,14 @@ class Flusher:
 
     def _supersede(self, name: str) -> None:
         with self._changed:
-            newer = self.tier.every is None and self._due[-1] != name
+            newer = self.tier.every is None and self._due[-1] != name and name not in self._pinned
         if newer:
             self._skip(name, "a newer checkpoint is due")
 
     def _drop(self, name: str) -> None:
         with contextlib.suppress(ValueError):
             self._due.remove(name)
+        self._pinned.discard(name)
         self._changed.notify_all()
 
 

@@ -79,7 +79,7 @@ def memory_folders(root: str | None = None, *, wall: float) -> list[MemoryFolder
             continue
         owner, run = read_owner(path)
         alive = is_alive(owner, this_process("")) if owner else None
-        used, newest = _weigh(path)
+        used, newest = weigh(path)
         rank = int(match[2]) if match[2] else None
         found.append(MemoryFolder(path, match[1], rank, run, alive, max(wall - newest, 0.0), used))
     return found
@@ -122,7 +122,7 @@ def _is_private(path: str) -> bool:
     return why is None
 
 
-def _weigh(path: str) -> tuple[int, float]:
+def weigh(path: str) -> tuple[int, float]:
     """Bytes held, and when something was last written."""
     used, newest = 0, os.lstat(path).st_mtime
     for parent, _, files in os.walk(path):

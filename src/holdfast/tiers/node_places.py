@@ -19,13 +19,13 @@ from holdfast.stores.node_store import NodeStore
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.ownership import make_private, not_private
 from holdfast.stores.posix import PosixIO
+from holdfast.tiers.forgotten_memory import NODE_CACHES
 from holdfast.tiers.memory_folder import default_root
 from holdfast.tiers.words import Tier
 
 NODE, ADDRESS, FAILURE_DOMAIN = "HOLDFAST_NODE", "HOLDFAST_ADDRESS", "HOLDFAST_FAILURE_DOMAIN"
 LOOPBACK = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_CACHES = "node-caches"
 _LONGEST_DOMAIN = 255
 # Routed to by every host that has a default route, and assigned to nobody (RFC 5737).
 _ANYWHERE = "192.0.2.1"
@@ -148,4 +148,4 @@ def _address_towards(host: str) -> str:
 
 
 def _base(tier: Tier) -> str:
-    return os.path.join(default_root(), _CACHES) if tier.kind == "memory" else tier.path
+    return os.path.join(default_root(), NODE_CACHES) if tier.kind == "memory" else tier.path
