@@ -214,6 +214,17 @@ class SupervisorEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HandedOver(Event):
+    """The end of a batch job. `barren`: it brought no new checkpoint. `checkpoint` is the newest then."""
+
+    job: str
+    checkpoint: str | None
+    barren: bool
+    exit_code: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Flushed(Event):
     """A copy of a checkpoint is committed in an outer tier."""
 

@@ -183,3 +183,30 @@ def test_submitting_without_slurm_is_an_error_that_keeps_the_script(
     assert main(["slurm", "--submit", "--time", "1:00:00", "train.py"]) == 1
     assert "login node" in capsys.readouterr().err
     assert Path("train.sbatch").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "run"),
+    [
+        ('with holdfast.Run("runs/digits", model=m): pass', "runs/digits"),
+        ("with Run(path='runs/digits', model=m): pass", "runs/digits"),
+        ("with holdfast.Run(sys.argv[1], model=m): pass", "runs/train"),
+    ],
+)
+def test_the_script_knows_best_which_run_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, run: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    assert main(["slurm", "train.py", "--time", "1:00:00"]) == 0
+    assert f"run={run}\n" in (tmp_path / "train.sbatch").read_text()
+
+
+def test_another_run_than_the_scripts_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text('with holdfast.Run("runs/digits", model=m): pass')
+    assert main(["slurm", "train.py", "--time", "1:00:00", "--run", "./runs/digits"]) == 0
+    assert main(["slurm", "train.py", "--time", "1:00:00", "--run", "runs/train"]) != 0
+    assert "runs/digits" in capsys.readouterr().err

@@ -18,18 +18,20 @@ from holdfast.checkpoints.completion import is_complete
 from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.run_folder import open_folder
+from holdfast.cli.run_history import newest_checkpoint
 from holdfast.cli.slurm_status import print_chain, read_chain
 from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
+from holdfast.doctor.script_checks import run_folder_in
 from holdfast.errors import SetupError
-from holdfast.events import Event, RunEnded, RunStarted, SupervisorEnded
+from holdfast.events import Event, HandedOver, RunEnded, RunStarted, SupervisorEnded
 from holdfast.jobs.exit_codes import TOO_FEW_NODES
 from holdfast.jobs.halt import read_halt
-from holdfast.jobs.hand_over import decide_hand_over
+from holdfast.jobs.hand_over import JOBS_WITHOUT_PROGRESS, decide_hand_over, gain_of, job_name
 from holdfast.jobs.sbatch import SbatchPlan, default_warning, sbatch_script, time_limit_seconds
-from holdfast.jobs.slurm import requeue, slurm_job
+from holdfast.jobs.slurm import SlurmJob, cancel_rest, requeue, slurm_job
 from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.journal import read_events
+from holdfast.stores.journal import Journal, read_events
 from holdfast.units import parse_seconds
 
 _ABOUT = """\
@@ -75,6 +77,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--chain", action="store_true", help=argparse.SUPPRESS)
     add("--requeue", action="store_true", help=argparse.SUPPRESS)
     add("--code", type=int, default=0, help=argparse.SUPPRESS)
+    add("--no-progress", type=int, default=JOBS_WITHOUT_PROGRESS, metavar="N", help=argparse.SUPPRESS)
     add_json_option(parser)
 
 
@@ -111,12 +114,13 @@ def _write(options: argparse.Namespace, script_arguments: list[str]) -> int:
         raise SetupError(
             f"there is no script {options.target}", hint="or did you mean: holdfast slurm status RUN"
         )
+    folder = _run_folder(script, options.folder)
     limit = time_limit_seconds(options.time)
     warning = round(parse_seconds(options.warning)) if options.warning else default_warning(limit)
     plan = SbatchPlan(
         script=str(script),
         arguments=tuple(script_arguments),
-        run=options.folder or f"runs/{script.stem}",
+        run=folder,
         time=options.time,
         warning_seconds=warning,
         array=options.array,
@@ -146,6 +150,22 @@ def _write(options: argparse.Namespace, script_arguments: list[str]) -> int:
             f"submitted job {job} ({clean(target)}); watch it with: holdfast slurm status {clean(plan.run)}"
         )
     return OK
+
+
+def _run_folder(script: Path, given: str | None) -> str:
+    """The folder that the script itself gives to Run, if it can be read there; else the user's word."""
+    try:
+        said = run_folder_in(script.read_text(encoding="utf-8")) if script.suffix == ".py" else None
+    except (OSError, UnicodeDecodeError):
+        said = None
+    if said is None:
+        return given or f"runs/{script.stem}"
+    if given is not None and os.path.realpath(given) != os.path.realpath(said):
+        raise SetupError(
+            f"{script} saves into {said!r}, and --run says {given!r}: nobody would see its checkpoints",
+            hint="leave --run out, or give the same folder in both places",
+        )
+    return given or said
 
 
 def _submit(script: Path) -> str:
@@ -197,7 +217,10 @@ def _stopped_in_time(events: Sequence[Event]) -> bool:
 def _hand_over(options: argparse.Namespace) -> int:
     clock = SystemClock()
     job = slurm_job(os.environ, clock)
-    events = read_events(options.folder) if Path(options.folder).is_dir() else []
+    there = Path(options.folder).is_dir()
+    events = read_events(options.folder) if there else []
+    newest = newest_checkpoint(options.folder) if there else None
+    gain = gain_of(events, newest, job, options.no_progress)
     decision = decide_hand_over(
         options.code,
         complete=bool(events) and is_complete(DirectoryStore(options.folder)),
@@ -207,11 +230,30 @@ def _hand_over(options: argparse.Namespace) -> int:
         seconds_left=job.deadline.at - clock.wall() if job and job.deadline else None,
         warning_seconds=parse_seconds(options.warning) if options.warning else 0.0,
         halted=_halted(options.folder),
+        gain=gain,
     )
     print(f"holdfast: {decision.why}", flush=True)
+    # Also where the training never got so far as to make it: jobs that bring nothing are counted there.
+    os.makedirs(options.folder, exist_ok=True)
+    Journal(options.folder).append(
+        HandedOver(
+            time=clock.wall(), job=job_name(job), checkpoint=newest, barren=bool(gain.barren),
+            exit_code=decision.code, why=decision.why,
+        )
+    )  # fmt: skip
+    if decision.cancel_rest and job is not None:
+        _cancel_rest(job)
     if decision.requeue and job is not None:
         requeue(job)
     return decision.code
+
+
+def _cancel_rest(job: SlurmJob) -> None:
+    try:
+        cancel_rest(job)
+    except SetupError as error:
+        # The other tasks then find out for themselves.
+        print(f"holdfast: the tasks that wait could not be cancelled: {error.message}", flush=True)
 
 
 def _halted(folder: str) -> str | None:

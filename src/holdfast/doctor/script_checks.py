@@ -22,6 +22,25 @@ def examine_script(name: str, text: str) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity != "problem")
 
 
+def run_folder_in(text: str) -> str | None:
+    """The folder that a training script gives to its only Run, if it stands there in plain words."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    runs = [call for call in calls if ast.unparse(call.func) in _RUN_NAMES]
+    if len(runs) != 1:
+        return None
+    path = _path_of(runs[0])
+    return path if isinstance(path, str) and path else None
+
+
+def _path_of(call: ast.Call) -> object:
+    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    return _constant(call.args[0]) if call.args else _constant(given.get("path"))
+
+
 # ---- batch scripts
 
 
@@ -91,7 +110,7 @@ def _python(name: str, text: str) -> Iterator[Finding]:
 def _run_call(name: str, call: ast.Call, *, opened: bool) -> Iterator[Finding]:
     line = f"{name} line {call.lineno}"
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    path = _constant(call.args[0]) if call.args else _constant(given.get("path"))
+    path = _path_of(call)
     if isinstance(path, str) and path.startswith(_VOLATILE):
         yield Finding(
             "script-location", "problem", f"{line}: {path!r} is cleared at a reboot, or sooner",

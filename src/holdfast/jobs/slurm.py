@@ -121,13 +121,22 @@ def requeue(job: SlurmJob) -> None:
     _scontrol("requeue", job.label)
 
 
+def cancel_rest(job: SlurmJob) -> None:
+    """The tasks of the array behind this one."""
+    if job.has_successor and job.array_task is not None:
+        _call("scancel", f"{job.array_job_id}_[{job.array_task + 1}-{job.last_array_task}]")
+
+
 def _scontrol(*arguments: str) -> str:
-    if shutil.which("scontrol") is None:
+    return _call("scontrol", *arguments)
+
+
+def _call(*command: str) -> str:
+    if shutil.which(command[0]) is None:
         raise SetupError(
-            "scontrol is not on PATH, so Slurm cannot be asked",
+            f"{command[0]} is not on PATH, so Slurm cannot be asked",
             hint="inside a container, bind the host's Slurm commands and /run/munge, or use --array",
         )
-    command = ["scontrol", *arguments]
     try:
         done = subprocess.run(
             command,
