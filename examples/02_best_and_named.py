@@ -23,7 +23,7 @@ def main(path: str) -> None:
         model=model,
         optimizer=optimizer,
         every="10 steps",
-        keep="latest 2, best 1 of -val_loss",
+        keep="latest 2, lowest 1 of val_loss",
     ) as run:
         for step in run.steps(60):
             loss = nn.functional.mse_loss(model(x[:192]), y[:192])

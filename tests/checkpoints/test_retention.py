@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoints.retention import Best, Retention, parse_keep, select, would_be_among_best
+from holdfast.checkpoints.retention import (
+    NOT_FINITE,
+    Best,
+    Retention,
+    parse_keep,
+    select,
+    would_be_among_best,
+)
 from holdfast.errors import SetupError
 from holdfast.format.manifest import Manifest
 
@@ -120,7 +127,9 @@ def test_the_newest_two_are_always_kept(history: list[tuple[int, int]], latest: 
         ("3", Retention(3)),
         ("latest 3", Retention(3)),
         ("every 1000 steps", Retention(2, 1000)),
-        ("best of val_acc", Retention(best=Best("val_acc", "max", 1))),
+        ("highest of val_acc", Retention(best=Best("val_acc", "max", 1))),
+        ("lowest 3 of val_loss", Retention(best=Best("val_loss", "min", 3))),
+        ("best of +val_acc", Retention(best=Best("val_acc", "max", 1))),
         ("best 2 of -val_loss", Retention(best=Best("val_loss", "min", 2))),
         ("epoch ends", Retention(epoch_ends=True)),
         (
@@ -145,7 +154,10 @@ def test_keep_is_read_as_people_write_it(text: int | str | Retention, expected: 
         "all",
         "latest three",
         "every 0 steps",
-        "best 0 of x",
+        "best 0 of -x",
+        "lowest 0 of x",
+        "best of val_loss",
+        "lowest of val_loss, highest of accuracy",
         "3, latest 4",
         True,
         2.5,
@@ -155,6 +167,20 @@ def test_what_is_unsafe_or_unclear_is_refused_with_advice(text: Any) -> None:
     with pytest.raises(SetupError) as refused:
         parse_keep(text)
     assert refused.value.hint
+
+
+def test_the_best_of_a_number_without_a_direction_is_asked_for() -> None:
+    """It meant the highest: of a loss, the worst."""
+    with pytest.raises(SetupError, match=r'"lowest 2 of val_loss" or "highest 2 of val_loss"'):
+        parse_keep("latest 3, best 2 of val_loss")
+
+
+def test_a_training_that_diverges_keeps_what_it_can_go_back_to() -> None:
+    good = [manifest(step) for step in (1, 2, 3)]
+    bad = [manifest(step, tags=(NOT_FINITE,)) for step in (4, 5, 6, 7)]
+    assert kept(good + bad, Retention(2)) == [3, 6, 7]
+    assert kept([*good, *bad, manifest(8)], Retention(2)) == [7, 8]
+    assert kept(bad, Retention(2)) == [6, 7]
 
 
 def test_keeping_one_is_refused_with_the_reason() -> None:

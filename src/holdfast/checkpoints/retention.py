@@ -17,9 +17,12 @@ from holdfast.format.names import CheckpointName
 
 FLOOR = 2
 EPOCH_END = "epoch-end"
-_HINT = 'write it like "latest 3, every 1000 steps, best 2 of -val_loss, epoch ends"'
+# Saved while the loss was not finite, or with NaN among the weights.
+NOT_FINITE = "not-finite"
+_HINT = 'write it like "latest 3, every 1000 steps, lowest 2 of val_loss, epoch ends"'
 _LATEST = re.compile(r"(?:latest\s+)?([0-9]+)")
 _EVERY = re.compile(r"every\s+([0-9]+)\s+steps?")
+_RANKED = re.compile(r"(lowest|highest)(?:\s+([0-9]+))?\s+of\s+(\S+)")
 _BEST = re.compile(r"best(?:\s+([0-9]+))?\s+of\s+([+-]?)(\S+)")
 
 
@@ -59,7 +62,7 @@ class Retention:
 def parse_keep(value: int | str | Retention) -> Retention:
     """The user's `keep=`: a number, a Retention, or words.
 
-    >>> parse_keep("latest 3, every 1000 steps, best 2 of -val_loss, epoch ends")
+    >>> parse_keep("latest 3, every 1000 steps, lowest 2 of val_loss, epoch ends")
     Retention(latest=3, every_steps=1000, best=Best(metric='val_loss', mode='min', count=2), epoch_ends=True)
     """
     if isinstance(value, Retention):
@@ -82,7 +85,15 @@ def _parse_rule(text: str) -> tuple[str, int | bool | Best]:
         return "latest", int(match[1])
     if match := _EVERY.fullmatch(text):
         return "every_steps", int(match[1])
+    if match := _RANKED.fullmatch(text):
+        return "best", Best(match[3], "min" if match[1] == "lowest" else "max", int(match[2] or 1))
     if match := _BEST.fullmatch(text):
+        if not match[2]:
+            count, metric = f" {match[1]}" if match[1] else "", match[3]
+            raise SetupError(
+                f"{text!r}: is less of {metric} better, or more?",
+                hint=f'write "lowest{count} of {metric}" or "highest{count} of {metric}"',
+            )
         return "best", Best(match[3], "min" if match[2] == "-" else "max", int(match[1] or 1))
     if text in ("epoch ends", "epoch end"):
         return "epoch_ends", True
@@ -113,6 +124,10 @@ def lasting(manifests: Sequence[Manifest], retention: Retention) -> dict[Checkpo
             reasons.setdefault(manifest.name, f"kept for ever: {manifest.keep or 'by request'}")
         if retention.epoch_ends and EPOCH_END in manifest.tags:
             reasons.setdefault(manifest.name, "end of an epoch")
+    if newest_first and NOT_FINITE in newest_first[0].tags:
+        # A training that has diverged goes on saving, and would push out all that it could go back to.
+        for manifest in [m for m in newest_first if NOT_FINITE not in m.tags][:1]:
+            reasons.setdefault(manifest.name, "the newest from before the loss stopped being finite")
     for name in _first_of_each_stretch(newest_first, retention.every_steps):
         reasons.setdefault(name, f"first within {retention.every_steps} steps")
     for name in _best(newest_first, retention.best):

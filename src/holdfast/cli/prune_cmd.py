@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
         "--keep",
         required=True,
         metavar="RULES",
-        help='such as 3, or "latest 3, every 1000 steps, best 2 of -val_loss, epoch ends"',
+        help='such as 3, or "latest 3, every 1000 steps, lowest 2 of val_loss, epoch ends"',
     )
     parser.add_argument("--yes", action="store_true", help="really remove them")
     parser.add_argument(

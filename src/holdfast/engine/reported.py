@@ -35,6 +35,10 @@ class Reported:
     def loss_or_none(self) -> float | None:
         return self.loss() if self.has_loss else None
 
+    def is_not_finite(self) -> bool:
+        """Whether the newest loss is NaN or infinite. Reads it: for saves, not for every step."""
+        return self.has_loss and not math.isfinite(self.loss())
+
     def numbers(self, step: int) -> dict[str, float]:
         """What was reported of this step, for its manifest."""
         return {name: _number(value) for name, value in self._numbers.items()} if step == self._at else {}

@@ -20,7 +20,7 @@ from holdfast.engine.last_step import with_last_sign
 from holdfast.engine.open_tiers import open_tiers
 from holdfast.engine.outputs_block import Output
 from holdfast.engine.run_state import RunState
-from holdfast.engine.settings import CopyMode, OnSaveError, Settings, as_bytes
+from holdfast.engine.settings import CopyMode, OnNan, OnSaveError, Settings, as_bytes
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
 from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together, claim_known
@@ -58,11 +58,14 @@ class Run:
     - `policy`, `budget`, `every`, `max_loss`, `mtbf`, `convergence`: when to save; see docs/policies.md.
     - `tiers`: where copies go, nearest first: ["memory", "/local/nvme", "run", "s3://bucket/run every 10"];
       "run" is the run's own folder, which is all there is by default. See docs/tiers.md.
-    - `keep`: which checkpoints stay: a number, or words: "latest 3, best 2 of -val_loss, epoch ends"; the
+    - `keep`: which checkpoints stay: a number, or words: "latest 3, lowest 2 of val_loss, epoch ends"; the
       best are those that `report` told of, and what shall be kept is saved. See docs/policies.md.
     - `seed`: the order of the data is a function of it and of the epoch.
     - `on_save_error`: "warn" (training goes on, a later boundary tries again) or "raise". If the last state
       of all cannot be saved, leaving the block raises why, whatever this says.
+    - `on_nan`: when the loss that `end_step` is given is not finite: "warn" (training goes on, and the newest
+      checkpoint from before is kept), "stop" (nothing more is saved; exit code 78) or "rewind" (exit code 75:
+      the next start goes back to that checkpoint; 78 if it comes no further). See docs/policies.md.
     - `copy`: "auto", "overlapped" or "blocking"; `memory_limit`: host memory that staging may take.
     - `save_frozen=False` leaves out parameters that do not require gradients.
     - `seed_samples=False` leaves the randomness inside datasets alone; see docs/data.md.
@@ -90,6 +93,7 @@ class Run:
         keep: int | str | Retention = 2,
         seed: int = 0,
         on_save_error: OnSaveError = "warn",
+        on_nan: OnNan = "warn",
         copy: CopyMode = "auto",
         memory_limit: str | int | None = None,
         save_frozen: bool = True,
@@ -114,6 +118,7 @@ class Run:
             when=", ".join(f"{name}={value!r}" for name, value in self._when.items() if value),
             seed=seed,
             on_save_error=on_save_error,
+            on_nan=on_nan,
             copy=copy,
             memory_limit_bytes=as_bytes(memory_limit),
             save_frozen=save_frozen,
@@ -272,7 +277,7 @@ class Run:
     def report(self, **metrics: float) -> None:
         """Numbers of the state as it is now, such as a validation loss: recorded if it is saved.
 
-        It is saved at once if `keep="best 2 of -val_loss"` asks for this metric and this value is among them.
+        It is saved at once if `keep="lowest 2 of val_loss"` asks for this metric and this is among them.
         Every rank reports.
         """
         self._require_open().report(metrics)

@@ -9,6 +9,7 @@ from holdfast.errors import SetupError
 from holdfast.units import parse_bytes
 
 OnSaveError = Literal["warn", "raise"]
+OnNan = Literal["warn", "stop", "rewind"]
 CopyMode = Literal["auto", "overlapped", "blocking"]
 
 
@@ -18,6 +19,7 @@ class Settings:
 
     seed: int = 0
     on_save_error: OnSaveError = "warn"
+    on_nan: OnNan = "warn"
     copy: CopyMode = "auto"
     memory_limit_bytes: int | None = None
     save_frozen: bool = True
@@ -31,6 +33,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.on_save_error not in ("warn", "raise"):
             raise SetupError(f"on_save_error={self.on_save_error!r}", hint='use "warn" or "raise"')
+        if self.on_nan not in ("warn", "stop", "rewind"):
+            raise SetupError(f"on_nan={self.on_nan!r}", hint='use "warn", "stop" or "rewind"')
         if self.copy not in ("auto", "overlapped", "blocking"):
             raise SetupError(f"copy={self.copy!r}", hint='use "auto", "overlapped" or "blocking"')
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:

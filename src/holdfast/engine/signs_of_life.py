@@ -52,11 +52,11 @@ class SignsOfLife:
         """For the supervisor alone. Cheap enough for every batch."""
         self._beats.beat(now, self._state.step)
 
-    def boundary(self, now: float, last_boundary: float) -> None:
-        """At every step's end; every few seconds it says more."""
+    def boundary(self, now: float, last_boundary: float) -> bool:
+        """At every step's end; every few seconds it says more, and answers yes."""
         if self._last_step is not None:
             self._last_step.note(self._state.step, self._clock.wall())
-        if now >= self._next:
+        if says_more := now >= self._next:
             self._next = now + HEARTBEAT_SECONDS
             if self._halt is not None:
                 self._halt.look_soon()
@@ -71,6 +71,7 @@ class SignsOfLife:
                 )
             )
         self.beat(now)
+        return says_more
 
     def hear_notice(self, stopping: Stopping) -> str | None:
         """The newest notice, in the journal once and for the policy as often as it asks."""

@@ -20,6 +20,7 @@ from holdfast.jobs.environment import WallDeadline, detect
 from holdfast.jobs.notices import Notice, NoticePoller
 from holdfast.jobs.spot_machine import Spot, spot_poller
 
+SAYS_NOT_FINITE = "the loss is not finite"
 OnStop = Literal["exit", "return"]
 
 
@@ -48,6 +49,7 @@ class Stopping:
         self._final_save_taken = False
         self._agreed: tuple[str, int] | None = None
         self._halted: str | None = None
+        self._diverged: tuple[str, int] | None = None
         self._longest_accumulation = 0.0
 
     @staticmethod
@@ -89,6 +91,8 @@ class Stopping:
             return self._agreed[0]
         if self._halted is not None:
             return self._halted
+        if self._diverged is not None:
+            return self._diverged[0]
         if self.signals.reason is not None:
             return self.signals.reason
         if self._final_save_taken:
@@ -107,6 +111,8 @@ class Stopping:
             return self._agreed[1]
         if self._halted is not None:
             return exit_codes.DO_NOT_RESTART
+        if self._diverged is not None:
+            return self._diverged[1]
         return exit_codes.INTERRUPTED if self.signals.reason == CTRL_C else exit_codes.PLEASE_RUN_AGAIN
 
     @property
@@ -121,6 +127,15 @@ class Stopping:
     def halt(self, reason: str) -> None:
         """Somebody left a HALT note: save, end, and do not start again. From the worker: one attribute."""
         self._halted = reason
+
+    def diverged(self, step: int, exit_code: int) -> None:
+        """The loss is not finite, and such a state shall not be saved."""
+        self._diverged = (f"{SAYS_NOT_FINITE} at step {step}", exit_code)
+
+    @property
+    def wants_last_save(self) -> bool:
+        """Whether the state at the end is worth saving. Known to every rank by the reason they agreed on."""
+        return not (self.reason or "").startswith(SAYS_NOT_FINITE)
 
     def final_save_taken(self) -> None:
         """No later save would be in time, so what is trained from here on would be trained twice."""

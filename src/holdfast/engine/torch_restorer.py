@@ -97,8 +97,11 @@ def restore_newest(
     limit: float = 600.0,
     mending: Mending | None = None,
     place: tuple[int, int] = (0, 1),
+    unwanted: str | None = None,
 ) -> tuple[Resumed, Found] | None:
     """Restore in place. None where the store holds no checkpoint at all.
+
+    Checkpoints with the tag `unwanted` are passed over.
 
     With a team, every rank restores the same checkpoint: the newest that all of them can read. Without one,
     `place` says which rank of how many this is.
@@ -113,13 +116,17 @@ def restore_newest(
             on_reject(found, why)
 
     def load(found: Found) -> Sharded:
+        _refuse(found, unwanted)
         return load_states(store, found, tracked, *place)
+
+    def prepare(found: Found) -> Sharded:
+        assert team is not None
+        _refuse(found, unwanted)
+        return _prepared(store, found, tracked, team)
 
     chosen = choose_step(store, step)
     if team is not None:
-        loaded = load_together(
-            store, team, limit, lambda f: _prepared(store, f, tracked, team), reject, mending
-        )
+        loaded = load_together(store, team, limit, prepare, reject, mending)
     elif chosen is not None:
         loaded = load_surely(store, chosen, load)
     else:
@@ -142,6 +149,11 @@ def restore_newest(
         rejected=tuple(rejected),
     )
     return resumed, loaded.found
+
+
+def _refuse(found: Found, unwanted: str | None) -> None:
+    if found.manifest is not None and unwanted in found.manifest.tags:
+        raise CorruptCheckpoint(f"{found.name} is {unwanted}, and one from before is wanted")
 
 
 def _prepared(store: Store, found: Found, tracked: Sequence[Tracked], team: Team) -> Sharded:

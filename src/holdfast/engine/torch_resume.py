@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.retention import NOT_FINITE
 from holdfast.clock import Clock
 from holdfast.engine.last_step import reached_before
 from holdfast.engine.run_state import RunState
@@ -17,6 +18,7 @@ from holdfast.engine.together import Together
 from holdfast.engine.told_costs import told_costs
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_setting import setting_key
+from holdfast.errors import NoValidCheckpoint
 from holdfast.events import CheckpointRejected, Emit, Event, Restored
 from holdfast.format.manifest import Parent
 from holdfast.policy.debt import DebtPolicy
@@ -42,15 +44,25 @@ def resume(
         emit(CheckpointRejected(time=clock.wall(), name=str(found.name), why=why))
 
     ladder = tiers.ladder() if tiers else None
-    restored = restore_newest(
-        ladder or store,
-        tracked,
-        clock,
-        on_reject=reject,
-        team=together.team if together else None,
-        limit=settings.wait_limit_seconds,
-        mending=tiers.mending if tiers else None,
-    )
+
+    def restore(unwanted: str | None) -> tuple[Resumed, Found] | None:
+        return restore_newest(
+            ladder or store,
+            tracked,
+            clock,
+            on_reject=reject,
+            team=together.team if together else None,
+            limit=settings.wait_limit_seconds,
+            mending=tiers.mending if tiers else None,
+            unwanted=unwanted,
+        )
+
+    try:
+        restored = restore(None if settings.on_nan == "warn" else NOT_FINITE)
+    except NoValidCheckpoint:
+        if settings.on_nan == "warn":
+            raise
+        restored = restore(None)  # None from before: then the newest.
     if restored is None:
         return None
     resumed, found = restored

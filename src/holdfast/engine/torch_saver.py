@@ -14,14 +14,16 @@ from typing import Any, Protocol
 
 from holdfast.capture.torch_inflate import require_inflatable
 from holdfast.capture.torch_plan import ImagePlan, encode_values, summarise
+from holdfast.checkpoints.retention import NOT_FINITE
 from holdfast.checkpoints.write import CheckpointDraft, Committed
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.handle import SaveHandle
+from holdfast.engine.torch_not_finite import first_nan
 from holdfast.engine.torch_snapshots import Snapshots, Taken
 from holdfast.engine.writers import Writer
 from holdfast.errors import HoldfastError, InternalError, SaveError, SetupError, TornSnapshot
-from holdfast.events import Emit, SaveCommitted, SaveFailed, SnapshotTaken, SnapshotTorn
+from holdfast.events import Emit, SaveCommitted, SaveFailed, SnapshotTaken, SnapshotTorn, Warned
 from holdfast.format.manifest import Parent, utc_text
 
 log = logging.getLogger("holdfast")
@@ -76,6 +78,7 @@ class Saver:
         self._pending: list[SaveHandle] = []
         self._turn = threading.Lock()
         self._said_stale = False
+        self._said_not_finite = False
         self._known_readable: Sequence[ImagePlan] = ()
         self.last_mode: str = "overlapped"
 
@@ -243,11 +246,25 @@ class Saver:
             contains=summarise(taken.parts),
             environment=self._environment,
             metrics=request.metrics,
-            tags=request.tags,
+            tags=self._tags(request, taken),
             notes=request.notes,
             keep=request.keep,
             roles={image.file: image.role for image in taken.plan.images},
         )
+
+    def _tags(self, request: SaveRequest, taken: Taken) -> tuple[str, ...]:
+        what = "the loss is not finite" if NOT_FINITE in request.tags else None
+        if what is None and (label := first_nan(taken)) is not None:
+            what = f"{label} holds NaN"
+        if what is not None and not self._said_not_finite:
+            message = (
+                f"at step {request.step} {what}; the newest checkpoint from before stays, whatever keep= "
+                "says; to go back to it, start again with holdfast.Run(..., on_nan='rewind')"
+            )
+            log.warning("holdfast: %s", message)
+            self._emit(Warned(time=self._clock.wall(), message=message))
+        self._said_not_finite = what is not None
+        return tuple(dict.fromkeys((*request.tags, *([NOT_FINITE] if what else []))))
 
     def _report(self, handle: SaveHandle, error: HoldfastError) -> None:
         if isinstance(error, TornSnapshot):

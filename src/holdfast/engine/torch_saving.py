@@ -6,6 +6,7 @@ import logging
 from typing import cast
 
 from holdfast.capture.torch_registry import Tracked
+from holdfast.checkpoints.retention import NOT_FINITE
 from holdfast.clock import Clock
 from holdfast.engine.copy_meter import CopyMeter
 from holdfast.engine.handle import SaveHandle
@@ -101,6 +102,8 @@ class Saves:
         so it is copied here: behind training it might tear, and a later boundary is another state.
         """
         state = self._state
+        if self._reported.is_not_finite():
+            tags = (*tags, NOT_FINITE)
         state.policy = {**self._policy.state(), "setting": self._setting()}
         request = SaveRequest(
             save=self._name(), step=state.step, reason=reason, progress=state.progress(),

@@ -28,7 +28,7 @@ from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.signs_of_life import SignsOfLife
 from holdfast.engine.standing_still import standing_still
-from holdfast.engine.stopping import Stopped, Stopping
+from holdfast.engine.stopping import SAYS_NOT_FINITE, Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
 from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together
@@ -61,6 +61,7 @@ from holdfast.stores.journal import Journal
 
 log = logging.getLogger("holdfast")
 _FOLLOW = Decision(False, "rank 0 decides")
+_DIVERGED = Decision(False, "the loss is not finite")
 _TORN = Decision(True, "the last snapshot was torn; taken again, all at once")
 
 
@@ -146,6 +147,11 @@ class Session:
         self._steppers = Steppers(tracked)
         self.boundary = Boundary(self._steppers, WeightWatch(self._steppers.weights))
         self._unheard = Unheard(self.boundary, self._steppers, clock, self._emit)
+        # Where the loss stopped being finite in an earlier attempt: to come no further is not to get on.
+        self._diverged_before = max(
+            (e.step for e in history if isinstance(e, RunEnded) and e.why.startswith(SAYS_NOT_FINITE)),
+            default=-1,
+        )
         self._unclean_since: float | None = None
         self._last_boundary = clock.monotonic()
         self._fence = Fence(self._steppers, self.snapshots.hold_updates, self._optimizer_stepped)
@@ -206,7 +212,7 @@ class Session:
             if not self.together.stop_unheard(self._clock.monotonic()):
                 return False
             self.stopping.agreed(reason, self.stopping.exit_code)
-        if is_here and not self.saves.is_saved:
+        if is_here and not self.saves.is_saved and self.stopping.wants_last_save:
             # Now and not only at the end: the code behind the loop may not get the time to run.
             self.saves.start(f"stopping: {reason}", self._clock.monotonic(), forced=True)
         if self.stopping.on_stop == "exit":
@@ -222,6 +228,8 @@ class Session:
         self.saves.is_unfenced = self.boundary.unfenced_steps > 0
         self._reported.note(state.step, loss, metrics)
         decision = self._decide(now)
+        if decision.save and self._has_diverged():
+            decision = _DIVERGED
         if self.boundary.is_clean:
             self._unclean_since = None
             if self.together is None and decision.save:
@@ -230,7 +238,8 @@ class Session:
             self._accumulating()
         if self.together is not None:
             self._go_along(self.together, decision, now)
-        self._life.boundary(now, self._last_boundary)
+        if self._life.boundary(now, self._last_boundary):
+            self._has_diverged()
         self._last_boundary = now
         self._unheard.look()
         self.must_stop()
@@ -242,6 +251,17 @@ class Session:
             self._unheard.look()
             if self.stopping.reason is not None and self.stopping.on_stop == "exit":
                 raise Stopped(self.stopping.exit_code)
+
+    def _has_diverged(self) -> bool:
+        """Whether the loss is not finite and the run shall end for it. Looked at when a save is due and every
+        few seconds: reading a loss makes an accelerator wait."""
+        if self._settings.on_nan == "warn" or not self._reported.is_not_finite():
+            return False
+        step = self.state.step
+        again = self._settings.on_nan == "rewind" and step > self._diverged_before
+        code = exit_codes.PLEASE_RUN_AGAIN if again else exit_codes.DO_NOT_RESTART
+        self.stopping.diverged(step, code)
+        return True
 
     def _decide(self, now: float) -> Decision:
         if self.together is not None and not self.together.leads:
@@ -295,7 +315,7 @@ class Session:
         decision = self.policy.decide(self._observe(now, epoch_ended=True)) if leads else _FOLLOW
         if self.together is not None:
             decision = self.together.same_for_all("epoch end", decision)
-        if decision.save and self.boundary.is_here:
+        if decision.save and self.boundary.is_here and not self._has_diverged():
             # Where epoch ends are kept, none is left out because the save before is still being written.
             forced = decision.final or self.policy.settings.epoch_ends
             by_name = self.policy.settings.epoch_ends
@@ -346,7 +366,7 @@ class Session:
                 if not failed:
                     self._last_save(how)
                 self._drain(may_raise=not failed)
-                if not failed and not self.saves.is_durable:
+                if not failed and not self.saves.is_durable and self.stopping.wants_last_save:
                     raise SaveError(f"the save of step {self.state.step} did not end in time")
             except HoldfastError as error:
                 self._drain(may_raise=False)
@@ -372,7 +392,8 @@ class Session:
             raise unsaved
         if how != "stopped":
             return None
-        log.warning("holdfast: stopped at step %d (%s), with a checkpoint", self.state.step, reason)
+        saved = "with a checkpoint" if self.stopping.wants_last_save else "without saving it"
+        log.warning("holdfast: stopped at step %d (%s), %s", self.state.step, reason, saved)
         return self.stopping.exit_code
 
     def _last_save(self, how: str) -> None:
@@ -384,7 +405,7 @@ class Session:
             # The loop was left between an optimizer step and its boundary. The step was taken: it counts.
             self.state.step += 1
             self.boundary.stepped = False
-        if self.saves.is_saved:
+        if self.saves.is_saved or not self.stopping.wants_last_save:
             return
         if not at_boundary:
             # Better than to lose every step since the last save.
