@@ -65,7 +65,7 @@ def test_a_sharded_tensor_changed_during_the_copy_tears_the_snapshot(
         real(snapshot)
 
     monkeypatch.setattr(torch_stager.Snapshot, "finish", finish)
-    monkeypatch.setattr(torch_stager.Snapshot, "_require_as_noted", lambda self: None)
+    monkeypatch.setattr(torch_stager.Snapshot, "_require_as_noted", lambda *_: None)
     with holdfast.Run(tmp_path, model=model, optimizer=opt, every="1000 steps", copy="overlapped") as run:
         for _ in range(saves_before + 1):
             model(torch.ones(2, 8)).sum().backward()

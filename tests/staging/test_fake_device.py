@@ -96,18 +96,6 @@ def test_a_snapshot_on_the_device_is_chosen_when_memory_allows_it_with_a_margin(
     taken.release()
 
 
-def test_device_memory_comes_back_after_the_copy(trainer: Any) -> None:
-    device = FakeDevice(free=1 << 20)
-    t = trainer(device)
-    taken = t.snapshots.take()
-    assert device.free < 1 << 20
-    device.run()
-    weights_of(taken)
-    taken.release()
-    del taken
-    assert device.free == 1 << 20
-
-
 @pytest.mark.parametrize("share", [1.0, 1.05])
 def test_without_a_margin_the_copy_goes_straight_to_the_host(trainer: Any, share: float) -> None:
     probe = FakeDevice()
@@ -284,3 +272,47 @@ def test_host_and_device_tensors_mix(trainer: Any) -> None:
             taken.release()
         assert device.races == []
         assert "host_memory" in device.calls
+
+
+def test_clones_are_let_go_of_as_soon_as_their_copies_are_queued(trainer: Any) -> None:
+    """Kept until they are copied, they are missing in the next forward pass, which runs out of memory."""
+    device = FakeDevice(free=1 << 20)
+    one = trainer(device)
+    taken = one.snapshots.take()
+    assert device.calls.count("clone") == 1
+    assert device.pending
+    assert device.free == 1 << 20
+    before = one.copy()
+    device.run()
+    assert equal(weights_of(taken), before)
+
+
+@pytest.mark.parametrize("swap", ["through .data", "as a replayed graph"])
+def test_weights_changed_unseen_while_their_copy_is_held_tear_the_snapshot(trainer: Any, swap: str) -> None:
+    """Averaged weights swapped in for validation: no version moves, and no optimizer steps."""
+    device = FakeDevice(free=0)
+    one = trainer(device)
+    device.at_once = 1  # what must be copied now; the rest stays in the queue
+    taken = one.snapshots.take()
+    assert "clone" not in device.calls
+    versions = [p._version for p in one.model.parameters()]
+    for p in one.model.parameters():
+        if swap == "through .data":
+            p.data.mul_(0.5)
+        else:
+            p.detach().numpy()[:] *= 0.5
+    assert versions == [p._version for p in one.model.parameters()]
+    device.run()
+    with pytest.raises(TornSnapshot, match=r"through \.data"):
+        weights_of(taken)
+
+
+def test_a_held_copy_of_what_did_not_change_is_committed(trainer: Any) -> None:
+    device = FakeDevice(free=0)
+    one = trainer(device)
+    device.at_once = 1
+    before = one.copy()
+    taken = one.snapshots.take()
+    one.train()  # the fence: the update queues behind the copy
+    device.run()
+    assert equal(weights_of(taken), before)

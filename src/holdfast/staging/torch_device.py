@@ -35,7 +35,7 @@ class Device(Protocol):
 
     def copy_to_host(self, pairs: Pairs) -> Ticket:
         """Start copying (device tensor, host view) pairs beside the computation, ordered behind what is
-        queued so far. Returns at once."""
+        queued so far. Returns at once. The device tensors may be let go of then."""
         ...
 
     def hold_updates(self, ticket: Ticket, timeout: float) -> bool:
@@ -78,7 +78,9 @@ class AcceleratorDevice:
                 target.copy_(source, non_blocking=True)
                 # The allocator must not hand this memory out again before the side stream has read it.
                 source.record_stream(self._stream)
-        return _EventTicket(self._stream.record_event(), keep=pairs)
+        # Not the sources: clones that are kept until they are copied are missing in the next forward pass. An
+        # allocator that runs out waits for what the side stream still reads.
+        return _EventTicket(self._stream.record_event(), keep=[target for _, target in pairs])
 
     def hold_updates(self, ticket: Ticket, timeout: float) -> bool:
         if not isinstance(ticket, _EventTicket):
@@ -94,9 +96,9 @@ class AcceleratorDevice:
 
 
 class _EventTicket:
-    def __init__(self, event: Any, keep: Pairs) -> None:
+    def __init__(self, event: Any, keep: Sequence[torch.Tensor]) -> None:
         self.event = event
-        self._keep: Pairs | None = keep
+        self._keep: Sequence[torch.Tensor] | None = keep
 
     def wait(self, timeout: float) -> bool:
         # Event.synchronize has no limit of its own; a helper thread gives it one without spinning.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -48,6 +49,33 @@ class Guard:
         """None for a tensor whose bytes are not copied in order."""
         return [_note(tensors[i], spots) for i, spots in zip(self.positions, self.spots, strict=True)]
 
+    def gather(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The spots of tensors on a device as one tensor there, for `gathered`: queued, not waited for."""
+        flat = [t.detach().reshape(-1).view(torch.uint8) if _is_plain(t) else None for t in self._of(tensors)]
+        spots = [
+            one[offset : offset + length]
+            for one, where in zip(flat, self.spots, strict=True)
+            if one is not None
+            for offset, length in where
+        ]
+        return torch.cat(spots) if spots else None
+
+    def gathered(self, tensors: Sequence[torch.Tensor], spots: bytes) -> list[Note | None]:
+        """The note that these bytes, gathered and brought to the host, stand for."""
+        notes: list[Note | None] = []
+        at = 0
+        for tensor, where in zip(self._of(tensors), self.spots, strict=True):
+            if not _is_plain(tensor):
+                notes.append(None)
+                continue
+            ends = list(accumulate((length for _, length in where), initial=at))
+            notes.append(tuple(spots[a:b] for a, b in pairwise(ends)))
+            at = ends[-1]
+        return notes
+
+    def _of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensors[i] for i in self.positions]
+
     def changed(self, noted: Sequence[Note | None], slot: Slot, places: Sequence[Placed]) -> list[int]:
         """The positions of tensors that were copied with other bytes than were noted."""
         found = []
@@ -63,12 +91,16 @@ class Guard:
 
 
 def _note(tensor: torch.Tensor, spots: tuple[tuple[int, int], ...]) -> Note | None:
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if not _is_plain(tensor):
         return None
     if not spots or sum(spots[-1]) > tensor.nbytes:
         return None  # Resized through `.data`: the walk will find out; reading past its end would not wait.
     start = tensor.data_ptr()
     return tuple([ctypes.string_at(start + offset, length) for offset, length in spots])
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _spots(place: Placed) -> tuple[tuple[int, int], ...]:

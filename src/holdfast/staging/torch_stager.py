@@ -33,6 +33,16 @@ DEVICE_MARGIN = 0.1
 
 
 @dataclass(frozen=True)
+class DeviceCopies:
+    """Of one device: what is copied now and what later, and a sample of the latter."""
+
+    device: Device
+    now: tuple[int, ...]
+    later: tuple[int, ...]
+    guard: Guard
+
+
+@dataclass(frozen=True)
 class CopyPlan:
     """Which tensors are copied now and which later, on the host and per device. Made once per layout."""
 
@@ -42,7 +52,7 @@ class CopyPlan:
     # Those host tensors that are copied later and whose versions are therefore watched.
     watched: tuple[int, ...]
     guard: Guard
-    by_device: tuple[tuple[Device, tuple[int, ...], tuple[int, ...]], ...]
+    by_device: tuple[DeviceCopies, ...]
 
     @staticmethod
     def of(
@@ -64,7 +74,11 @@ class CopyPlan:
             later=group,
             watched=tuple(later),
             guard=Guard.of(group, places, guarded),
-            by_device=tuple((d, tuple(a), tuple(b)) for d, a, b in positions.values() if d is not None),
+            by_device=tuple(
+                DeviceCopies(d, tuple(a), tuple(b), Guard.of(CopyGroup.of(b, places), places, guarded))
+                for d, a, b in positions.values()
+                if d is not None
+            ),
         )
 
 
@@ -76,6 +90,9 @@ class _Held:
     ticket: Ticket
     positions: Sequence[int]
     versions: Sequence[Version]
+    # What the sample was at the boundary, brought to the host beside the copy.
+    guard: Guard
+    sample: torch.Tensor | None
 
 
 class Snapshot:
@@ -117,6 +134,7 @@ class Snapshot:
         self._hung = False
         self._unwanted = False
         self._held: list[_Held] = []
+        self._sampled: list[_Held] = []
         self._fence_problem: HoldfastError | None = None
         self._fencing = threading.Lock()
         # Set when no live host tensor is read any more, whether or not the copy succeeded.
@@ -133,11 +151,12 @@ class Snapshot:
         self._versions = self._versions_of(self._plan.watched)
         self._noted = self._plan.guard.note(self._tensors)
         copy_group(self._plan.now, self._plan.places, self._tensors, self.lease.slot)
-        for device, now, later in self._plan.by_device:
-            self._begin_on(device, now, later)
+        for copies in self._plan.by_device:
+            self._begin_on(copies)
         self.stall_seconds += self._clock.monotonic() - started
 
-    def _begin_on(self, device: Device, now: Sequence[int], later: Sequence[int]) -> None:
+    def _begin_on(self, copies: DeviceCopies) -> None:
+        device, now, later = copies.device, copies.now, copies.later
         everything = (*now, *later)
         need = sum(self._plan.places[i].stop - self._plan.places[i].start for i in everything)
         if need <= device.free_bytes() * (1 - DEVICE_MARGIN):
@@ -151,8 +170,24 @@ class Snapshot:
                 self._start(device, self._pairs(clones, everything))
                 return
         self._await(self._start(device, self._pairs_of(now)))
-        ticket = self._start(device, self._pairs_of(later))
-        self._held.append(_Held(device, ticket, later, self._versions_of(later)))
+        # Gathered by the computation's own stream, in front of whatever changes weights next.
+        spots, sample = copies.guard.gather(self._tensors), None
+        pairs = list(self._pairs_of(later))
+        if spots is not None:
+            sample = self._room_for_sample(device, spots.numel())
+            pairs.append((spots, sample))
+        ticket = self._start(device, pairs)
+        held = _Held(device, ticket, later, self._versions_of(later), copies.guard, sample)
+        self._held.append(held)
+        self._sampled.append(held)
+
+    def _room_for_sample(self, device: Device, nbytes: int) -> torch.Tensor:
+        views = self.lease.slot.views
+        key = ("sample", id(device), nbytes)
+        if key not in views:
+            views[key] = torch.frombuffer(device.host_memory(nbytes).view, dtype=torch.uint8, count=nbytes)
+        room: torch.Tensor = views[key]
+        return room
 
     def _start(self, device: Device, pairs: Pairs) -> Ticket:
         ticket = device.copy_to_host(pairs)
@@ -186,7 +221,7 @@ class Snapshot:
             self._look_up()
             copy_group(self._plan.later, self._plan.places, self._tensors, self.lease.slot)
             self._require_untouched(self._plan.watched, self._versions)
-            self._require_as_noted()
+            self._require_as_noted(self._plan.guard, self._noted)
             self._host_done.set()
             for ticket in list(self._open):
                 self._await(ticket)
@@ -198,7 +233,8 @@ class Snapshot:
         finally:
             self.copy_seconds = self._clock.monotonic() - started
             with self._fencing:
-                self._tensors, self._counters, self._held, self._resolve = (), {}, [], None
+                self._tensors, self._counters, self._resolve = (), {}, None
+                self._held, self._sampled = [], []
                 self._host_done.set()
                 self._ended.set()
             if self._unwanted:
@@ -219,9 +255,13 @@ class Snapshot:
             # Those that the fence has not seen yet; those that it has may have been updated since, in order.
             for held in self._held:
                 self._require_untouched(held.positions, held.versions)
+        for held in self._sampled:
+            if held.sample is not None:
+                noted = held.guard.gathered(self._tensors, held.sample.numpy().tobytes())
+                self._require_as_noted(held.guard, noted)
 
-    def _require_as_noted(self) -> None:
-        changed = self._plan.guard.changed(self._noted, self.lease.slot, self._plan.places)
+    def _require_as_noted(self, guard: Guard, noted: Sequence[Note | None]) -> None:
+        changed = guard.changed(noted, self.lease.slot, self._plan.places)
         if changed:
             self._tore(changed)
             raise TornSnapshot(

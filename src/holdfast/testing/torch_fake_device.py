@@ -25,7 +25,9 @@ class FakeTicket:
     """Satisfies Ticket. `done` says whether the copy has ended, one way or the other."""
 
     def __init__(self, pairs: Pairs) -> None:
-        self.pairs = list(pairs)
+        # The memory and not the tensors: a clone that nobody else holds counts as given back, as on a device
+        # whose allocator waits for what a stream still reads.
+        self.pairs = [(source.detach(), target) for source, target in pairs]
         self.versions = [source._version for source, _ in self.pairs]
         self.held = False
         self.error: SaveError | None = None
