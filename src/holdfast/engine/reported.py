@@ -21,9 +21,9 @@ class Reported:
         if step != self._at:
             self._at, self._numbers = step, {}
         if loss is not None:
-            self._loss = self._numbers["loss"] = loss.detach() if hasattr(loss, "detach") else loss
+            self._loss = self._numbers["loss"] = _alone(loss)
         if metrics:
-            self._numbers.update(metrics)
+            self._numbers.update({name: _alone(value) for name, value in metrics.items()})
 
     @property
     def has_loss(self) -> bool:
@@ -42,6 +42,11 @@ class Reported:
     def numbers(self, step: int) -> dict[str, float]:
         """What was reported of this step, for its manifest."""
         return {name: _number(value) for name, value in self._numbers.items()} if step == self._at else {}
+
+
+def _alone(value: Any) -> Any:
+    """Without the graph that computed it, which holds every activation of its step."""
+    return value.detach() if hasattr(value, "detach") else value
 
 
 def _number(value: Any) -> float:

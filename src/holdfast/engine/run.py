@@ -264,15 +264,17 @@ class Run:
         self._require_open()
         return self._loop.numbers(count) if over is None else self._loop.endless_batches(count, over, name)
 
-    def end_step(self, loss: Any = None, **metrics: float) -> None:
+    def end_step(self, loss: Any = None, *, stepped: bool = False, **metrics: float) -> None:
         """A step is complete: the model, the optimizer and the data position belong together now.
 
         `loss` and other numbers are recorded if this step is saved; a tensor is read only when needed.
+        `stepped=True` says that weights were updated where torch tells nobody, as by a captured CUDA graph of
+        the whole step; such a run is copied in front of training.
         """
         session = self._session
         if session is None:
             session = self._require_open()
-        session.end_step(loss, metrics)
+        session.end_step(loss, metrics, stepped=stepped)
 
     def report(self, **metrics: float) -> None:
         """Numbers of the state as it is now, such as a validation loss: recorded if it is saved.

@@ -30,6 +30,8 @@ class Boundary:
         self.is_clean = True
         # Steps that were found by looking at the weights: nothing fences those.
         self.unfenced_steps = 0
+        # The loop itself tells of them.
+        self.steps_told = False
         self._hooks_work = False
         self._moves = 0
         # In a row: boundaries at which gradients were pending, and optimizer steps without a boundary.
@@ -55,15 +57,21 @@ class Boundary:
         self._hooks_work = True
         self._watch.forget()
 
-    def passed(self) -> None:
-        """The loop says that a step is complete."""
-        stepped = self._which_stepped()
+    def passed(self, *, stepped: bool = False) -> None:
+        """The loop says that a step is complete; with `stepped`, that it was taken whatever hooks say."""
+        if stepped and not self.stepped:
+            self.stepped = True
+            self.optimizer_steps += 1
+            # Nothing holds such a step back while a copy is under way.
+            self.unfenced_steps += 1
+            self.steps_told = True
+        heard = self._which_stepped()
         self.is_clean = (
-            not self._gradients.wait_beside(stepped)
-            if stepped
+            not self._gradients.wait_beside(heard)
+            if heard
             else self.stepped or not self._gradients.any() or self._moved()
         )
-        self._gradients.passed(stepped)
+        self._gradients.passed(heard)
         self._most_steps = max(self._most_steps, self.steps_without_boundary)
         self.stepped = self.in_batch = False
         self.steps_without_boundary = 0

@@ -219,12 +219,12 @@ class Session:
             raise Stopped(self.stopping.exit_code)
         return True
 
-    def end_step(self, loss: Any, metrics: dict[str, float]) -> None:
+    def end_step(self, loss: Any, metrics: dict[str, float], *, stepped: bool = False) -> None:
         state, now = self.state, self._clock.monotonic()
         state.step += 1
         self.meter.boundary(now)
         self.saves.settle(may_raise=True)
-        self.boundary.passed()
+        self.boundary.passed(stepped=stepped)
         self.saves.is_unfenced = self.boundary.unfenced_steps > 0
         self._reported.note(state.step, loss, metrics)
         decision = self._decide(now)

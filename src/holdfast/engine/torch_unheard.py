@@ -29,7 +29,7 @@ class Unheard:
         boundary = self._boundary
         if self._looks >= _FEW and (complaint := self._steppers.complaint()) is not None:
             self._say("untracked", complaint)
-        if boundary.unfenced_steps >= _FEW:
+        if boundary.unfenced_steps >= _FEW and not boundary.steps_told:
             self._say(
                 "unfenced",
                 f"the weights of {self._steppers.names()} move, but no step of an optimizer is seen (an "
@@ -53,7 +53,8 @@ class Unheard:
                 "pending",
                 f"gradients are pending for {pending} boundaries, and no optimizer step has used them, so "
                 "nothing was saved: a checkpoint would lose them; call optimizer.zero_grad() where they are "
-                "not wanted, and give the optimizer that uses them to holdfast.Run(...)",
+                "not wanted, and give the optimizer that uses them to holdfast.Run(...); if a captured graph "
+                "takes the steps, unheard, say so: run.end_step(stepped=True)",
             )
 
     def _say(self, cause: str, message: str) -> None:
