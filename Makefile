@@ -12,6 +12,9 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) is not on PATH. Install it (Debian: apt-get install python3.11 python3.11-venv),"; \
+	  echo "or name another Python from 3.11 on: make PYTHON=python3 $(MAKECMDGOALS)"; exit 2; } >&2
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt

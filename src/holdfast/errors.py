@@ -2,6 +2,7 @@
 
 HoldfastError
 ├── SetupError              your call: wrong arguments, an untrackable value, contradictory settings
+│   ├── UsageError          the command line or a setting cannot be read: exit code 2
 │   └── RunInUse            another live process owns this run
 ├── SaveError               a save did not become durable; training may go on
 │   ├── TornSnapshot        a tensor changed while it was being copied; the copy was thrown away
@@ -36,6 +37,9 @@ class HoldfastError(Exception):
 
 
 class SetupError(HoldfastError): ...
+
+
+class UsageError(SetupError): ...
 
 
 class RunInUse(SetupError): ...

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.errors import SetupError
+from holdfast.errors import UsageError
 
 _SECONDS = {
     "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0,
@@ -28,7 +28,7 @@ class Every:
 def _split(text: str, what: str) -> tuple[float, str]:
     match = _NUMBER_UNIT.fullmatch(text)
     if match is None:
-        raise SetupError(
+        raise UsageError(
             f"cannot read {text!r} as {what}", hint='write a number and a unit, such as "10 min"'
         )
     return float(match[1]), match[2].lower()
@@ -47,7 +47,7 @@ def parse_seconds(value: str | float) -> float:
         return amount
     factor = _SECONDS.get(unit, _SECONDS.get(_singular(unit)))
     if factor is None:
-        raise SetupError(f"unknown unit of time {unit!r} in {value!r}", hint="use ms, s, min, h, d or w")
+        raise UsageError(f"unknown unit of time {unit!r} in {value!r}", hint="use ms, s, min, h, d or w")
     return amount * factor
 
 
@@ -57,7 +57,7 @@ def parse_bytes(value: str | int) -> int:
         return value
     amount, unit = _split(value, "a size")
     if unit and unit not in _BYTES:
-        raise SetupError(
+        raise UsageError(
             f"unknown unit of size {unit!r} in {value!r}", hint="use B, MB, GB, TB, MiB, GiB or TiB"
         )
     return round(amount * _BYTES.get(unit, 1))
@@ -70,10 +70,10 @@ def parse_share(value: str | float) -> float:
     else:
         amount, unit = _split(value, "a share")
         if unit not in ("", "%"):
-            raise SetupError(f"cannot read {value!r} as a share", hint='write it as "3%" or 0.03')
+            raise UsageError(f"cannot read {value!r} as a share", hint='write it as "3%" or 0.03')
         share = amount / 100 if unit == "%" else amount
     if not 0 < share < 1:
-        raise SetupError(f"a share must lie between 0 and 1, not {value!r}", hint='write it as "3%" or 0.03')
+        raise UsageError(f"a share must lie between 0 and 1, not {value!r}", hint='write it as "3%" or 0.03')
     return share
 
 
@@ -93,7 +93,7 @@ def parse_every(value: str | int | Every) -> Every:
         else:
             every = Every(parse_seconds(value), "seconds")
     if every.amount <= 0 or (every.unit != "seconds" and every.amount != int(every.amount)):
-        raise SetupError(f"cannot save every {value!r}", hint='use a whole number, such as "200 steps"')
+        raise UsageError(f"cannot save every {value!r}", hint='use a whole number, such as "200 steps"')
     return every
 
 

@@ -8,7 +8,7 @@ import pytest
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.cli.main import main
 from holdfast.cli.slurm_status import attempts_of
-from holdfast.events import Event, Progress, RunEnded, RunStarted
+from holdfast.events import AttemptStarted, Event, Progress, RunEnded, RunStarted
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
 
@@ -33,6 +33,15 @@ def test_every_attempt_is_told_with_how_it_ended() -> None:
     assert [one.job for one in attempts] == ["40_1", "40_2", None]
     assert [(one.first_step, one.last_step) for one in attempts] == [(0, 50), (50, 90), (70, 70)]
     assert [one.seconds for one in attempts] == [60.0, 40.0, None]
+
+
+def test_the_time_in_the_queue_is_not_counted_as_time_of_the_attempt() -> None:
+    """The next job's supervisor writes its first line before its training opens the run."""
+    waited = AttemptStarted(time=5000.0, attempt=0, pid=1)
+    killed = [*STORY[3:5], waited, started(3, 5010.0, 70)]
+    stopped = [*STORY[:3], waited, started(3, 5010.0, 50)]
+    assert attempts_of(killed, {})[0].seconds == 40.0
+    assert attempts_of(stopped, {})[0].seconds == 60.0
 
 
 def make_run(folder: Path, *, complete: bool, monkeypatch: pytest.MonkeyPatch) -> None:

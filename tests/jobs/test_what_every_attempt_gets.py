@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
 from holdfast.jobs.standard_input import StandardInput
 
 # Dies in its first attempt, after it has read everything.
@@ -105,3 +106,68 @@ def test_a_program_without_signs_of_life_is_asked_to_stop_before_its_limit(tmp_p
     done = supervised("--deadline", f"@{end}", "--", sys.executable, "-c", program, cwd=tmp_path)
     assert done.returncode == 75, done.stderr
     assert float((tmp_path / "asked").read_text()) < end
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        ("import nowhere_to_be_found", [], "nowhere_to_be_found"),
+        ("from nowhere_to_be_found.deep import x", [], "nowhere_to_be_found"),
+        ("import argparse; argparse.ArgumentParser().parse_args()", ["--wrong"], "wrong arguments"),
+        ("if True print(1)", [], "is no Python"),
+        (None, [], "there is no script"),
+    ],
+)
+def test_an_error_that_would_only_repeat_is_tried_once(
+    tmp_path: Path, text: str | None, arguments: list[str], says: str
+) -> None:
+    if text is not None:
+        (tmp_path / "train.py").write_text(text)
+    done = supervised("--", sys.executable, "train.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 78, done.stderr
+    assert done.stderr.count("started (pid") == 1
+    assert says in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import beside, sys; sys.exit(1)",
+        "try:\n    import nowhere\nexcept ImportError:\n    pass\nraise SystemExit(1)",
+    ],
+)
+def test_an_error_that_may_go_away_is_tried_again(tmp_path: Path, text: str) -> None:
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "train.py").write_text(text)
+    done = supervised("--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 93
+    assert done.stderr.count("started (pid") == 3
+
+
+def test_an_attempt_has_one_number_in_messages_and_file_names(tmp_path: Path) -> None:
+    done = supervised("--output", "log-{attempt}", "--", "sh", "-c", "echo hello; exit 3", cwd=tmp_path)
+    assert "attempt 3 started" in done.stderr
+    assert sorted(path.name for path in tmp_path.glob("log-*")) == ["log-1", "log-2", "log-3"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["run", "--no-progress", "-1", "--", "true"],
+        ["run", "--time-limit", "soon", "--", "true"],
+        ["run", "--deadline", "later", "--", "true"],
+        ["run", "--wrong", "--", "true"],
+        ["app"],
+        ["app", "generic"],
+        ["app", "no-such-recipe", "--", "true"],
+        ["slurm"],
+        ["slurm", "train.py"],
+    ],
+)
+def test_a_call_that_cannot_be_read_ends_with_2(arguments: list[str]) -> None:
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:  # argparse's own
+        code = ended.code
+    assert code == 2

@@ -116,12 +116,12 @@ def simulation(folder: Path) -> int:
     raise AssertionError("no simulation is running")
 
 
-def require_continuous(folder: Path) -> None:
-    assert f"Statistics over {STEPS + 1} steps" in (folder / "md.log").read_text(errors="replace")
-    said = gmx(folder, "check", "-f", "md.xtc")
+def require_continuous(folder: Path, steps: int = STEPS, trajectory: str = "md.xtc") -> None:
+    assert f"Statistics over {steps + 1} steps" in (folder / "md.log").read_text(errors="replace")
+    said = gmx(folder, "check", "-f", trajectory)
     frames = re.search(r"^Step\s+(\d+)\s+(\S+)$", said, re.MULTILINE)
     assert frames is not None, said
-    assert int(frames[1]) == STEPS // EVERY + 1, said
+    assert int(frames[1]) == steps // EVERY + 1, said
     assert "Timesteps at" not in said, "the distance between frames changes"
 
 

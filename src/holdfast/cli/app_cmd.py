@@ -20,7 +20,7 @@ from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
-from holdfast.errors import SetupError
+from holdfast.errors import UsageError
 from holdfast.events import Event
 from holdfast.jobs.deadline import find_deadline, parse_time_limit
 from holdfast.jobs.environment import detect
@@ -85,7 +85,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     cut = options.rest.index("--") if "--" in options.rest else len(options.rest)
     if cut == 0:
-        raise SetupError("there is no recipe", hint=_USAGE)
+        raise UsageError("there is no recipe", hint=_USAGE)
     parser = argparse.ArgumentParser(prog=f"holdfast app {options.rest[0]}", usage=_USAGE)
     _add_options(parser)
     known = argparse.Namespace(**vars(options), recipe=options.rest[0])
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         return _list(options)
     command = options.rest[cut + 1 :]
     if not command:
-        raise SetupError("there is no command to run", hint="holdfast app RECIPE -- program arguments...")
+        raise UsageError("there is no command to run", hint="holdfast app RECIPE -- program arguments...")
     folder = options.folder or f"runs/{Path(command[0]).name}"
     # Under a supervisor already: a second one inside the first would only hide what happens from it.
     if options.once or ATTEMPT in os.environ:

@@ -18,7 +18,7 @@ import holdfast
 from holdfast.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from holdfast.cli.json_output import print_json
 from holdfast.cli.terminal import clean
-from holdfast.errors import HoldfastError, InternalError
+from holdfast.errors import HoldfastError, InternalError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo_cmd", "train, kill -9 in the middle of an epoch, resume, compare bit for bit"),
@@ -115,7 +115,7 @@ def _explain(error: HoldfastError, *, as_json: bool) -> int:
     print("\n".join([f"holdfast: {lines[0]}", *lines[1:]]), file=sys.stderr)
     if hint:
         print(f"  hint: {clean(hint)}", file=sys.stderr)
-    return FAILED
+    return USAGE if isinstance(error, UsageError) else FAILED
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from holdfast.cli.run_history import History, leaving, newest_checkpoint, output
 from holdfast.cli.run_nodes import add_node_options, run_nodes, wants_nodes
 from holdfast.cli.run_view import RunView
 from holdfast.clock import SystemClock
-from holdfast.errors import SetupError
+from holdfast.errors import UsageError
 from holdfast.jobs.attempts import RestartRules
 from holdfast.jobs.deadline import VARIABLE, earliest, parse_deadline, parse_time_limit
 from holdfast.jobs.environment import WallDeadline, detect
@@ -109,7 +109,7 @@ def add_parser(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise SetupError("there is no command to run", hint="holdfast run [options] -- python train.py")
+        raise UsageError("there is no command to run", hint="holdfast run [options] -- python train.py")
     if options.dmtcp:
         options.folder = options.folder or f"runs/{Path(command[0]).name}"
         command = dmtcp_command(command, run=options.folder, interval=options.interval)
@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace) -> SupervisorSettings:
     rules = RestartRules(options.restarts, options.no_progress, parse_seconds(options.pause))
     if rules.restarts < 0 or rules.no_progress < 0 or rules.first_pause < 0:
-        raise SetupError("a number of attempts or seconds cannot be negative", hint="use 0 or more")
+        raise UsageError("a number of attempts or seconds cannot be negative", hint="use 0 or more")
     return SupervisorSettings(
         rules=rules,
         hang=_hang_limits(options),

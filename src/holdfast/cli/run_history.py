@@ -39,7 +39,8 @@ def output_opener(pattern: str | None, *, to_stderr: bool) -> Callable[[int, int
         if pattern is None:
             # With --json, standard output belongs to the one object at the end.
             return os.fdopen(os.dup(sys.stderr.fileno()), "wb") if to_stderr else None
-        path = Path(pattern.replace("{attempt}", str(attempt)).replace("{rank}", str(rank)))
+        # People count from 1, and so do the messages beside it.
+        path = Path(pattern.replace("{attempt}", str(attempt + 1)).replace("{rank}", str(rank)))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("ab")

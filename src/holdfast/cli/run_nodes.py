@@ -14,7 +14,7 @@ from holdfast.cli.rescue import rescue
 from holdfast.cli.run_history import History, leaving, newest_checkpoint, output_opener
 from holdfast.cli.run_view import RunView
 from holdfast.cli.terminal import clean
-from holdfast.errors import SetupError
+from holdfast.errors import SetupError, UsageError
 from holdfast.jobs.spot_machine import spot_poller
 from holdfast.jobs.supervisor import SupervisorSettings
 from holdfast.keeper.keeper import Keeper
@@ -57,13 +57,13 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
 
 def wants_nodes(options: argparse.Namespace) -> bool:
     if options.nodes is None and (options.meet is not None or options.spares):
-        raise SetupError("--meet and --spares are for several nodes", hint="say how many: --nodes 8")
+        raise UsageError("--meet and --spares are for several nodes", hint="say how many: --nodes 8")
     return options.nodes is not None
 
 
 def run_nodes(options: argparse.Namespace, command: Sequence[str], given: SupervisorSettings) -> int:
     if options.dmtcp:
-        raise SetupError("--dmtcp checkpoints one process and does not go together with --nodes")
+        raise UsageError("--dmtcp checkpoints one process and does not go together with --nodes")
     settings = _settings(options, given, os.environ)
     view = RunView(live=False)
     history = History(options.log, view.tell)
@@ -128,7 +128,7 @@ def _settings(
 def count_nodes(said: str, spares: int, environ: Mapping[str, str]) -> int:
     if said != "auto":
         if not said.isdecimal():
-            raise SetupError(f"--nodes {said} is no number", hint="--nodes 8, or auto under Slurm")
+            raise UsageError(f"--nodes {said} is no number", hint="--nodes 8, or auto under Slurm")
         return int(said)
     nodes, tasks = (environ.get(f"SLURM_STEP_NUM_{what}", "") for what in ("NODES", "TASKS"))
     if not nodes.isdecimal() or not tasks.isdecimal():

@@ -23,7 +23,7 @@ from holdfast.cli.slurm_status import print_chain, read_chain
 from holdfast.cli.terminal import clean
 from holdfast.clock import SystemClock
 from holdfast.doctor.script_checks import run_folder_in
-from holdfast.errors import SetupError
+from holdfast.errors import SetupError, UsageError
 from holdfast.events import Event, HandedOver, RunEnded, RunStarted, SupervisorEnded
 from holdfast.jobs.exit_codes import TOO_FEW_NODES
 from holdfast.jobs.halt import read_halt
@@ -84,7 +84,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     own, script_arguments = _split(options.rest)
     if not own:
-        raise SetupError("there is no script", hint="holdfast slurm train.py --time 12:00:00 --array 10")
+        raise UsageError("there is no script", hint="holdfast slurm train.py --time 12:00:00 --array 10")
     target = own[0]
     verb = {"status": _status, "finished": _finished, "hand-over": _hand_over}.get(target)
     parser = argparse.ArgumentParser(prog=f"holdfast slurm {target}", usage=_ABOUT)
@@ -108,7 +108,7 @@ def _split(rest: list[str]) -> tuple[list[str], list[str]]:
 
 def _write(options: argparse.Namespace, script_arguments: list[str]) -> int:
     if not options.time:
-        raise SetupError("a job needs a time limit", hint='give --time, such as "12:00:00"')
+        raise UsageError("a job needs a time limit", hint='give --time, such as "12:00:00"')
     script = Path(options.target)
     if not script.is_file():
         raise SetupError(

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.checkpoints.completion import is_complete
 from holdfast.checkpoints.find import committed
 from holdfast.cli.terminal import NEVER, clean, columns, plural, when
-from holdfast.events import Event, RunEnded, RunStarted
+from holdfast.events import AttemptStarted, Event, RunEnded, RunStarted
 from holdfast.format.manifest import Manifest, utc_text
 from holdfast.stores.claims import claimed_epochs, read_claim
 from holdfast.stores.directory import WRITERS, DirectoryStore
@@ -98,13 +98,16 @@ def attempts_of(events: list[Event], jobs: Mapping[int, str]) -> tuple[Attempt, 
         assert isinstance(begun, RunStarted)
         end = next((event for event in spell if isinstance(event, RunEnded)), None)
         is_last = stop == len(events)
+        # What the next job's supervisor wrote before its training began is no part of this one.
+        after = next((i for i, event in enumerate(spell) if isinstance(event, AttemptStarted)), len(spell))
+        last = end or spell[max(after - 1, 0)]
         found.append(
             Attempt(
                 writer_epoch=begun.writer_epoch,
                 job=jobs.get(begun.writer_epoch),
                 host=begun.host,
                 started=utc_text(begun.time),
-                seconds=max(spell[-1].time - begun.time, 0.0) if end or not is_last else None,
+                seconds=max(last.time - begun.time, 0.0) if end or not is_last else None,
                 first_step=begun.step,
                 last_step=max(step for event in spell if (step := getattr(event, "step", None)) is not None),
                 ended=end.how if end else ("running or killed" if is_last else "killed"),

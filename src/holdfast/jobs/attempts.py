@@ -45,6 +45,8 @@ class Evidence:
     halted: str | None = None
     # The folder that the training uses, if the supervisor was told another one.
     other_run: str | None = None
+    # What is wrong with the command itself, so that it would only fail again.
+    permanent: str | None = None
     # Kills for lack of memory during this attempt: in the job's own memory group, and on the machine.
     oom_kills_here: int = 0
     oom_kills_anywhere: int = 0
@@ -100,6 +102,8 @@ def _cause(seen: Evidence) -> tuple[Cause, str]:
         return _stopped_itself(said)
     if code in (exit_codes.CANNOT_EXECUTE, exit_codes.NOT_FOUND):
         return "cannot start", f"exit code {code}: the command cannot be executed"
+    if seen.permanent is not None:
+        return "do not restart", f"{describe(code)}: {seen.permanent}"
     number = signal_of(code)
     killed = number == signal.SIGKILL
     if seen.oom_kills_here or (killed and seen.oom_kills_anywhere):

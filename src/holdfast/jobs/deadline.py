@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from holdfast.clock import Clock
-from holdfast.errors import SetupError
+from holdfast.errors import SetupError, UsageError
 from holdfast.jobs.environment import JobEnvironment, WallDeadline
 from holdfast.units import parse_seconds
 
@@ -65,7 +65,7 @@ def parse_time_limit(text: str) -> float:
         else:
             seconds = (first or 0) * 60.0 + (second or 0)
     if seconds <= 0:
-        raise SetupError(f"a time limit of {text!r} leaves no time", hint='write it as "12 h" or 12:00:00')
+        raise UsageError(f"a time limit of {text!r} leaves no time", hint='write it as "12 h" or 12:00:00')
     return seconds
 
 
@@ -92,7 +92,7 @@ def as_monotonic(deadline: WallDeadline, clock: Clock) -> float:
 
 def _ahead(seconds: float, value: object, now: float) -> float:
     if not seconds > 0:
-        raise SetupError(
+        raise UsageError(
             f"a deadline {value!r} from now is already over", hint="give the seconds that are left"
         )
     return now + seconds
@@ -104,8 +104,8 @@ def _next_time_of_day(match: re.Match[str], now: float) -> float:
     return (moment if moment > here else moment + timedelta(days=1)).timestamp()
 
 
-def _unreadable(value: object) -> SetupError:
-    return SetupError(
+def _unreadable(value: object) -> UsageError:
+    return UsageError(
         f"cannot read {value!r} as a deadline",
         hint='use a datetime, seconds from now, "18:30", "2026-11-16 08:00" or "90 min"',
     )

@@ -9,7 +9,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from holdfast.errors import SetupError
+from holdfast.errors import UsageError
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _DIRECTIVE_VALUE = re.compile(r"[^\s\"'`$\\#]+", re.ASCII)
@@ -41,21 +41,21 @@ class SbatchPlan:
     def __post_init__(self) -> None:
         limit = time_limit_seconds(self.time)
         if self.array is not None and self.array < 1:
-            raise SetupError(f"--array {self.array}", hint="give the number of time limits, 1 or more")
+            raise UsageError(f"--array {self.array}", hint="give the number of time limits, 1 or more")
         if self.nodes < 1 or self.processes_per_node < 1:
-            raise SetupError(
+            raise UsageError(
                 "a job needs at least one node and one process on it",
                 hint="give --nodes and --processes-per-node from 1 up",
             )
         if not 0 < self.warning_seconds < limit:
-            raise SetupError(
+            raise UsageError(
                 f"a warning {self.warning_seconds} s before the end does not fit a limit of {limit} s",
                 hint="give a shorter --warning or a longer --time",
             )
         for value in (self.name, self.run, self.partition, self.account, self.memory, *self.extra):
             # Slurm expands nothing in these lines and cuts them at white space.
             if value is not None and _DIRECTIVE_VALUE.fullmatch(value) is None:
-                raise SetupError(
+                raise UsageError(
                     f"{value!r} cannot stand in an #SBATCH line",
                     hint="use no spaces, quotes, $ or # in names and paths",
                 )
@@ -69,7 +69,7 @@ def time_limit_seconds(text: str) -> int:
     """Slurm's ways to write a limit: "30" (minutes), "30:00", "12:00:00", "2-12", "2-12:30", "2-12:30:00"."""
     match = _TIME.fullmatch(text)
     if match is None:
-        raise SetupError(
+        raise UsageError(
             f"cannot read {text!r} as a time limit", hint='write it as "12:00:00" or "2-00:00:00"'
         )
     days, first, second, third = match.groups()

@@ -21,6 +21,7 @@ from holdfast.jobs import exit_codes, heartbeat, plain
 from holdfast.jobs.attempts import AttemptEnd, Evidence, Move, Tally, classify, got_on, next_move, signal_of
 from holdfast.jobs.halt import read_halt
 from holdfast.jobs.heartbeat import Beat, read_beat
+from holdfast.jobs.permanent_errors import permanent_error
 from holdfast.jobs.standard_input import StandardInput
 from holdfast.jobs.supervisor_child import Child
 from holdfast.jobs.supervisor_memory import oom_kills
@@ -142,6 +143,7 @@ class Supervisor:
             Evidence(
                 returncode=returncode, last_beat=self._beat, hang=hang, asked_to_stop=self._asked,
                 run=self._folder, halted=self._halted(), other_run=self._other_run,
+                permanent=self._permanent(returncode, self._clock.monotonic() - started),
                 oom_kills_here=here, oom_kills_anywhere=anywhere,
             )
         )  # fmt: skip
@@ -299,6 +301,11 @@ class Supervisor:
         named = self._settings.run
         if first and named is not None and os.path.realpath(named) != os.path.realpath(beat.run):
             self._other_run = beat.run
+
+    def _permanent(self, returncode: int, seconds: float) -> str | None:
+        if self._beat is not None or self._asked is not None:
+            return None
+        return permanent_error(self._command, returncode, seconds, self._environ)
 
     def _checkpoint(self) -> str | None:
         return None if self._folder is None else self._newest_checkpoint(self._folder)

@@ -102,6 +102,7 @@ class Attempt:
         self._deadline = deadline
         self._environ = os.environ if environ is None else environ
         self._stopping: str | None = None
+        self._failing: str | None = None
         self._heartbeat = HeartbeatWriter(None, generations.where)
 
     def run(self) -> int:
@@ -186,9 +187,14 @@ class Attempt:
             with signs_of_life(self._heartbeat, self._clock, self._driver.generation, limit):
                 save()
         except (SaveError, StoreError) as error:
-            log.warning("holdfast: no new generation: %s", error)
-            step = self._driver.generation + 1
-            self._emit(SaveFailed(time=self._clock.wall(), step=step, error=error.message))
+            # Tried again every second; said again when it is something else.
+            if error.message != self._failing:
+                self._failing = error.message
+                log.warning("holdfast: no new generation: %s", error)
+                step = self._driver.generation + 1
+                self._emit(SaveFailed(time=self._clock.wall(), step=step, error=error.message))
+        else:
+            self._failing = None
 
     def _end(self, returncode: int) -> int:
         complete = False

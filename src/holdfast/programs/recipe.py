@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoints.file_image import is_inside
-from holdfast.errors import SetupError
+from holdfast.errors import SetupError, UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 
@@ -99,7 +99,7 @@ def load_recipe(name_or_path: str) -> Recipe:
         return parse_recipe(text, name_or_path)
     path = Path(name_or_path)
     if not path.is_file():
-        raise SetupError(
+        raise UsageError(
             f"there is no recipe {name_or_path!r}",
             hint=f"use one of {', '.join(shipped_recipes())}, or the path of a TOML file",
         )
@@ -171,7 +171,7 @@ class Prepared:
 def prepare(recipe: Recipe, command: Sequence[str]) -> Prepared:
     """Read the parameters from the command and fill them in."""
     if not command:
-        raise SetupError("there is no command to run", hint="holdfast app RECIPE -- program arguments...")
+        raise UsageError("there is no command to run", hint="holdfast app RECIPE -- program arguments...")
     full = list(command)
     for flag, addition in recipe.add.items():
         if not {flag, *addition.unless} & set(full):
