@@ -109,7 +109,7 @@ class Run:
         _refuse_misspelt(tracked)
         self._given_tiers = None if tiers is None else parse_tiers(tiers)
         self._retention = parse_keep(keep)
-        self.path = os.fspath(path)
+        self.path = _folder(path)
         self._when: dict[str, Any] = {
             "policy": policy, "budget": budget, "every": every, "max_loss": max_loss, "mtbf": mtbf,
             "convergence": convergence, "epoch_ends": self._retention.epoch_ends,
@@ -328,6 +328,18 @@ class Run:
                 "this run is not open", hint="use it in a with block: with holdfast.Run(...) as run:"
             )
         return self._session
+
+
+def _folder(path: str | os.PathLike[str]) -> str:
+    folder = os.fspath(path)
+    if not isinstance(folder, str) or not folder.strip():
+        raise SetupError(f"the run's folder is {folder!r}", hint='name one: Run("runs/resnet50", ...)')
+    if "://" in folder:
+        raise SetupError(
+            f"a run's own place is a folder, and {folder} is none",
+            hint=f'make it a tier: Run("runs/resnet50", tiers=["run", "{folder}"], ...)',
+        )
+    return folder
 
 
 def _refuse_misspelt(tracked: Mapping[str, Any]) -> None:

@@ -1,9 +1,14 @@
-"""Signals end the loop at the next step boundary. The handler sets a flag and nothing else."""
+"""Signals end the loop at the next step boundary. The handler sets a flag and nothing else.
+
+Whoever presses Ctrl-C must see that it was heard, also while the training thread is deep inside C: Python's
+own C handler writes the signal's number into a pipe, and a thread that reads it speaks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import signal
 import threading
@@ -12,6 +17,7 @@ from typing import Any
 
 from holdfast.clock import SystemClock
 
+log = logging.getLogger("holdfast")
 CTRL_C = "Ctrl-C"
 # Schedulers warn with SIGTERM, or with what the user chose in --signal, mostly SIGUSR1 or SIGUSR2.
 _ALWAYS = (signal.SIGTERM, signal.SIGINT)
@@ -21,21 +27,28 @@ ANOTHER_CTRL_C_SECONDS = 1.0
 
 
 class StopSignals:
-    """Installed while a run is open, in the main thread; elsewhere it does nothing."""
+    """Installed while a run is open. Python lets only the main thread do that; elsewhere it says so."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._interrupted_at: float | None = None
         self._previous: dict[int, Any] = {}
         self._owner = os.getpid()
+        self._voice = _Voice()
 
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
+            log.warning(
+                "holdfast: this run was opened in thread %r, where Python hears no signals: SIGTERM and "
+                "Ctrl-C will not save it. Enter the with block in the main thread, or stop it by `holdfast halt`",
+                threading.current_thread().name,
+            )
             return
         # A script that handles SIGUSR1 or SIGUSR2 itself keeps them.
         unused = [s for s in _IF_UNUSED if signal.getsignal(s) == signal.SIG_DFL]
         for number in (*_ALWAYS, *unused):
             self._previous[number] = signal.signal(number, self._handle)
+        self._voice.open()
 
     def remove(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -44,6 +57,7 @@ class StopSignals:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
         self._previous.clear()
+        self._voice.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
@@ -70,6 +84,44 @@ class StopSignals:
         if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+class _Voice:
+    """Says on the terminal that Ctrl-C was heard, the moment it is pressed."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+        self._before = -1
+
+    def open(self) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        self._before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if self._before != -1:
+            # An event loop listens there, and cannot do without.
+            signal.set_wakeup_fd(self._before)
+            os.close(reading)
+            os.close(writing)
+            return
+        self._ends = (reading, writing)
+        threading.Thread(target=self._listen, args=(reading,), name="holdfast-signals", daemon=True).start()
+
+    def close(self) -> None:
+        if self._ends is not None:
+            writing, self._ends = self._ends[1], None
+            signal.set_wakeup_fd(-1)
+            os.close(writing)
+
+    def _listen(self, reading: int) -> None:
+        said = False
+        with open(reading, "rb", buffering=0) as pipe:
+            while numbers := pipe.read(16):
+                if signal.SIGINT in numbers and not said:
+                    said = True
+                    log.warning(
+                        "holdfast: Ctrl-C: saving at the next step boundary, then stopping; press it again "
+                        "to stop at once, without saving"
+                    )
 
 
 def show_stacks_on_request() -> None:

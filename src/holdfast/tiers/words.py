@@ -5,6 +5,7 @@ tiers=["memory", "/local/nvme", "partner", "/lustre/run", "s3://bucket/run every
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from holdfast.errors import SetupError
 from holdfast.units import parse_bytes
 
 MEMORY, HOME = "memory", "run"
+_WORDS = (MEMORY, HOME, "single", "partner", "xor:4", "rs:4+2")
 Kind = Literal["memory", "home", "directory", "objects"]
 _PROTECTION = re.compile(r"single|partner|xor:[1-9][0-9]*|rs:[1-9][0-9]*\+[1-9][0-9]*")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
@@ -139,6 +141,12 @@ def _parse_one(text: str) -> Tier:
         if name in options:
             raise SetupError(f"the tier {text!r} says {name} twice", hint=_HINT)
         options[name] = value
+    if location and re.fullmatch(r"[^/\\$~.]+", location) and location not in (MEMORY, HOME):
+        near = difflib.get_close_matches(location, _WORDS, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise SetupError(
+            f"{location!r} is no kind of tier", hint=f"{meant}A folder of that name is './{location}'"
+        )
     return Tier(location, **options)
 
 
