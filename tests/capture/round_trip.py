@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from holdfast.capture.torch_inflate import inflate_image
+from holdfast.capture.torch_object import TrackedObject
 from holdfast.capture.torch_plan import StatePlan, encode_values, plan_state, take_parts
 from holdfast.capture.torch_registry import Tracked
-from holdfast.capture.tracked_object import TrackedObject
 from holdfast.checkpoints.read import allocate_pages
 from holdfast.clock import SystemClock
 from holdfast.staging.slots import Slot, SlotPool, anonymous_memory

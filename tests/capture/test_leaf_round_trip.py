@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_trip import Holder, images_of, round_trip, same_bits, states_of
 
+from holdfast.capture.torch_object import TrackedObject
 from holdfast.capture.torch_plan import plan_state, take_parts
-from holdfast.capture.tracked_object import TrackedObject
 from holdfast.errors import IncompatibleState, SetupError
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

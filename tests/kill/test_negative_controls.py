@@ -14,9 +14,9 @@ import torch
 
 import holdfast
 from holdfast.capture.torch_module import TrackedModule
+from holdfast.capture.torch_object import TrackedObject
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_rng import TrackedRandomness
-from holdfast.capture.tracked_object import TrackedObject
 from holdfast.engine.run_state import RunState
 from holdfast.testing.torch_loops import Objects, exact
 

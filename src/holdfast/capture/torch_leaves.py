@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from holdfast.capture.path_values import PATHS, decode_path, encode_path
+from holdfast.capture.torch_place import SAVED_FROM
 from holdfast.capture.torch_shards import is_sharded, local_of, region_of
 from holdfast.capture.torch_subclasses import has_parts, put_together, take_apart
 from holdfast.errors import CorruptCheckpoint, SetupError
@@ -142,6 +143,13 @@ def _dense_stride(tensor: torch.Tensor) -> list[int]:
 
 def leaf_from_bytes(entry: dict[str, Any], code: str, shape: Sequence[int], raw: torch.Tensor) -> Any:
     """The leaf again, as a view of `raw` (uint8) where its layout allows it."""
+    leaf = _leaf_from_bytes(entry, code, shape, raw)
+    if "device" in entry:
+        setattr(leaf, SAVED_FROM, str(entry["device"]))
+    return leaf
+
+
+def _leaf_from_bytes(entry: dict[str, Any], code: str, shape: Sequence[int], raw: torch.Tensor) -> Any:
     if "numpy" in entry:
         words, array_shape = entry["numpy"]
         return raw.numpy().view(array_type_from(words)).reshape(array_shape).copy()

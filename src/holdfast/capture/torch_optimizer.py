@@ -153,8 +153,14 @@ class TrackedOptimizer:
     def apply(self, state: Any) -> None:
         saved = state["state_dict"]
         replaced = host_tensors(self.optimizer.state.values())
+        before = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(saved)
         self._undo_casts(saved["state"])
+        for group, was in zip(self.optimizer.param_groups, before, strict=True):
+            # A learning rate that is a tensor lives where the script made it: captured graphs read it there.
+            for name, value in group.items():
+                if isinstance(value, torch.Tensor) and isinstance(was.get(name), torch.Tensor):
+                    group[name] = value.to(was[name].device)
         free_behind(replaced)
 
     def _undo_casts(self, saved: Mapping[int, Any]) -> None:

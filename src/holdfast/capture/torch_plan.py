@@ -36,6 +36,8 @@ class Part:
     role: str
     state: Any
     flat: Flat
+    # Its tensors come back to the devices that they were saved from.
+    keeps_devices: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ def take_parts(tracked: Iterable[Any]) -> list[Part]:
 def part_of(item: Any, state: Any = None) -> Part:
     """One tracked object, walked. `state` is its state where it was taken before."""
     state = item.take() if state is None else state
-    return Part(item.key, item.role, state, flatten(state, TORCH_LEAVES, item.key))
+    keeps_devices = getattr(item, "keeps_devices", False)
+    return Part(item.key, item.role, state, flatten(state, TORCH_LEAVES, item.key), keeps_devices)
 
 
 def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | None = None) -> StatePlan:
@@ -211,6 +214,8 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
                 if is_sharded(leaf):
                     sharded.append(position)
                 entry = describe_leaf(leaf, name)
+                if part.keeps_devices and tensor.device.type != "cpu":
+                    entry["device"] = str(tensor.device)
                 if sharing is not None:
                     group = sharing.group_of(leaf)
                     entry |= _group_words(leaf, group, owners, sharing)

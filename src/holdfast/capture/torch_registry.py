@@ -11,9 +11,9 @@ from torch import nn
 
 from holdfast.capture.stateful import Stateful
 from holdfast.capture.torch_module import TrackedModule
+from holdfast.capture.torch_object import TrackedObject
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_rng import TrackedRandomness
-from holdfast.capture.tracked_object import TrackedObject
 from holdfast.errors import IncompatibleState, SetupError
 
 RESERVED = ("rng", "run")

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.capture.torch_place import put_in_place
+
 
 class RunState:
     key = "run"
     role = "state"
+    keeps_devices = True
 
     def __init__(self, seed: int) -> None:
         self.step = 0
@@ -41,7 +44,7 @@ class RunState:
         self.is_complete = state["complete"]
         self.positions = dict(state["positions"])
         self.extras.clear()
-        self.extras.update(state["extras"])
+        self.extras.update(put_in_place(state["extras"], lambda: None))
         self.policy = state["policy"]
 
     def progress(self) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from holdfast.capture.torch_module import TrackedModule
+from holdfast.capture.torch_object import TrackedObject
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_plan import take_parts
 from holdfast.capture.torch_registry import Tracked
-from holdfast.capture.tracked_object import TrackedObject
 from holdfast.errors import HoldfastError
 
 
