@@ -2,10 +2,11 @@
 leaves behind."""
 
 import contextlib
+import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def _one_compute_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def counted() -> Callable[[str, int, str, int], None]:
+    """Notes how much a campaign tried and how often it found what it looks for: `make torture` collects these
+    notes in the file HOLDFAST_COUNTS and writes them into docs/guarantees.md."""
+
+    def note(tried: str, count: int, looked_for: str, found: int) -> None:
+        if path := os.environ.get("HOLDFAST_COUNTS"):
+            line = json.dumps({"tried": tried, "count": count, "looked_for": looked_for, "found": found})
+            with open(path, "a") as file:
+                file.write(line + "\n")
+
+    return note
 
 
 def _holdfast_threads() -> list[threading.Thread]:

@@ -33,7 +33,7 @@ class Event:
             kind = Event.kinds[raw.pop("event")]
             known = {f.name for f in fields(kind)}
             return kind(**{k: v for k, v in raw.items() if k in known})
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
 

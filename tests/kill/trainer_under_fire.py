@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -64,9 +65,23 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
+def tiers_of(folder: Path) -> list[str] | None:
+    """Each run of a campaign has other tiers: its folder alone, memory before it, a node's disk, a copy."""
+    number = int(folder.name.removeprefix("run") or 0) if folder.name.startswith("run") else 0
+    local, outer = f"{folder}-local", f"{folder}-outer"
+    return [
+        None,
+        ["memory", "run"],
+        ["memory", "run every 3"],
+        ["run", outer],
+        [local, "single", "run every 3"],
+        ["memory", "run", f"{outer} every 2"],
+    ][number % 6]
+
+
 def train(folder: Path, log: Log) -> None:
     objects = Objects()
-    with holdfast.Run(folder, every="2 steps", keep=2, **objects.tracked) as run:
+    with holdfast.Run(folder, every="2 steps", keep=2, tiers=tiers_of(folder), **objects.tracked) as run:
         log.say(resumed=run.resumed.step if run.resumed else 0)
         for _ in run.epochs(EPOCHS):
             for batch in run.batches(objects.loader):
@@ -196,6 +211,9 @@ def main(work: Path, kills_wanted: int, seed: int) -> None:
             (last["finished"], last["state"])
         ]):  # fmt: skip
             result["problems"].append(f"run {result['runs'] - 1} did not end as the reference did")
+        if not result["problems"]:
+            for left in work.glob(f"run{result['runs'] - 1}*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
     print(json.dumps(result))
 
 

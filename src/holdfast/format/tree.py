@@ -268,7 +268,7 @@ def inflate(node: Any, values: list[Any], tensor: Callable[[Any], Any], leaves: 
         if name == "deque":
             return deque(items, node.get("with"))
         return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[name](items)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"the skeleton of a stored state cannot be read: {error!r}") from error
 
 

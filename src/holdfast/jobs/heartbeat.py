@@ -94,7 +94,7 @@ def read_beat(path: str) -> Beat | None:
         with open(path, "rb") as file:
             raw = json.loads(file.read(RECORD_BYTES))
         beat = Beat(**raw)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     whole = isinstance(beat.count, int) and isinstance(beat.step, int) and isinstance(beat.run, str)
     return beat if whole and beat.phase in get_args(Phase) else None
