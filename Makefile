@@ -38,7 +38,9 @@ test-system: $(STAMP) ## what needs root or Debian packages; installs them where
 	$(BIN)/python -m pytest -m system -q
 
 torture: $(STAMP) ## long soaks: thousands of kills, crash states and flipped bits
-	HOLDFAST_TORTURE=1 $(BIN)/python -m pytest -m "torture or not system" -q
+	rm -f runs/counts && mkdir -p runs
+	HOLDFAST_TORTURE=1 HOLDFAST_COUNTS=$(CURDIR)/runs/counts $(BIN)/python -m pytest -m "torture or not system" -q
+	$(BIN)/python tests/laboratory/write_counts.py runs/counts
 
 bench: $(STAMP) ## against torch.save, safetensors, DCP, torch_checkpointing and the raw limits
 	$(BIN)/python benchmarks/run_all.py

@@ -8,16 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guarantees.md"
 BEGIN, END = "<!-- counts: written by `make torture` -->", "<!-- end of counts -->"
 
 
-def table(lines: list[str]) -> str:
+def table(notes: list[dict[str, Any]]) -> str:
     sums: dict[tuple[str, str], list[int]] = {}
-    for line in lines:
-        note = json.loads(line)
+    for note in notes:
         entry = sums.setdefault((note["tried"], note["looked_for"]), [0, 0])
         entry[0] += note["count"]
         entry[1] += note["found"]
@@ -26,6 +26,20 @@ def table(lines: list[str]) -> str:
         for (tried, looked_for), (count, found) in sums.items()
     ]
     return "\n".join(["| tried | found | what was looked for |", "|---|---|---|", *rows])
+
+
+def peers_table(note: dict[str, Any]) -> str:
+    kinds = list(next(iter(note["peers"].values())))
+    lines = [
+        "What others lose in the same laboratory: acknowledged state that is gone after a kill or a full",
+        "disk, and damage that loads without a word.",
+        "",
+        f"| of {note['trials']} trials each | {' | '.join(kinds)} |",
+        "|---" * (len(kinds) + 1) + "|",
+    ]
+    for peer, row in note["peers"].items():
+        lines.append(f"| {peer} | {' | '.join(str(row[kind]) for kind in kinds)} |")
+    return "\n".join(lines)
 
 
 def said_by() -> str:
@@ -41,8 +55,10 @@ def write(counts: Path, page: Path = PAGE) -> None:
     text = page.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    lines = counts.read_text().splitlines()
-    page.write_text(f"{before}{BEGIN}\n{said_by()}:\n\n{table(lines)}\n{END}{after}")
+    notes = [json.loads(line) for line in counts.read_text().splitlines()]
+    parts = [f"{said_by()}:", table([note for note in notes if "tried" in note])]
+    parts += [peers_table(note) for note in notes if "peers" in note][-1:]
+    page.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}")
 
 
 if __name__ == "__main__":
