@@ -196,7 +196,9 @@ class Run:
         # `sys.exit()` inside the block is an end like another.
         left = isinstance(error, Stopped) or (isinstance(error, SystemExit) and not error.code)
         try:
-            code = session.finish(failed=error is not None and not left)
+            # Who presses Ctrl-C twice does not want to wait.
+            hurried = isinstance(error, KeyboardInterrupt)
+            code = session.finish(failed=error is not None and not left, may_save=not hurried)
         finally:
             self._loop.close()
             self._session = None

@@ -40,7 +40,7 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             log.warning(
                 "holdfast: this run was opened in thread %r, where Python hears no signals: SIGTERM and "
-                "Ctrl-C will not save it. Enter the with block in the main thread, or stop it by `holdfast halt`",
+                "Ctrl-C will not save it. Enter the with block in the main thread, or use `holdfast halt`",
                 threading.current_thread().name,
             )
             return

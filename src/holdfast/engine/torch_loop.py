@@ -59,6 +59,8 @@ class Loop:
         feed = self._loaders.feed(loader, name, **options)
         if feed.trained_on:
             self._back_to(is_inside=feed.takes_up(session.state.epoch))
+        if not feed.trained_on:
+            session.hold()
         for batch in feed.batches(session.state.epoch):
             session.boundary.batch_begins(is_trained_on=feed.trained_on)
             before = session.state.step
@@ -75,6 +77,8 @@ class Loop:
                 self._cut_short = True
                 return
         session.meter.pause()
+        if feed.trained_on:
+            session.hold()
 
     def _back_to(self, *, is_inside: bool) -> None:
         """Before the first loop over training data. Where that is taken up inside, what the script drew or

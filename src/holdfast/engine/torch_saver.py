@@ -118,6 +118,19 @@ class Saver:
             self._persister.submit(lambda: self._persist(handle, request, taken, before_copy))
         return handle
 
+    def start_held(self, request: SaveRequest) -> SaveHandle | None:
+        """Save what the snapshots hold. None if it is gone, or if something has moved since."""
+        taken = self._snapshots.finish_held()
+        if taken is None or taken.snapshot is None:
+            return None
+        if taken.snapshot.error is not None:
+            taken.release()
+            return None
+        handle = SaveHandle(request.step, request.reason, self._wait_limit)
+        self._pending.append(handle)
+        self._persister.submit(lambda: self._persist(handle, request, taken, 0.0))
+        return handle
+
     def _failed_at_once(self, handle: SaveHandle, request: SaveRequest, error: HoldfastError) -> SaveHandle:
         self._pending.append(handle)
         self._persister.submit(lambda: self._writer.decline(request.save, error.message))

@@ -63,6 +63,7 @@ class Saves:
         self._resumed_bytes = resumed_bytes
         self._saved_at: tuple[int, int] | None = None if resumed_bytes is None else (state.step, state.epoch)
         self._last: SaveHandle | None = None
+        self._held: SaveRequest | None = None
         self._names_at: tuple[tuple[int, int], int] = ((-1, -1), 0)
         self._setting_of: tuple[int, str] | None = None
 
@@ -101,14 +102,7 @@ class Saves:
         A save that was asked for by name (`save_now`, the best, an epoch's end) is wanted of this very state,
         so it is copied here: behind training it might tear, and a later boundary is another state.
         """
-        state = self._state
-        if self._reported.is_not_finite():
-            tags = (*tags, NOT_FINITE)
-        state.policy = {**self._policy.state(), "setting": self._setting()}
-        request = SaveRequest(
-            save=self._name(), step=state.step, reason=reason, progress=state.progress(),
-            metrics=self._reported.numbers(state.step), tags=tags, notes=notes, keep=keep,
-        )  # fmt: skip
+        state, request = self._state, self._request(reason, tags, keep, notes)
         limit = self._settings.wait_limit_seconds if forced or not self._alone else 0.0
         at_once = by_name and self._settings.copy != "overlapped"
         handle = self.saver.start(
@@ -121,6 +115,32 @@ class Saves:
             self._policy.save_started(now, state.step)
             self._meter.save_started(now, cast(Mode, self.saver.last_mode))
         return handle
+
+    def hold(self) -> None:
+        """Keep this boundary's state within reach, should what follows fail before the next step."""
+        if self.is_saved or self.must_wait or self._state.step == 0:
+            return
+        self._held = None
+        try:
+            if self._snapshots.hold() is not None:
+                self._held = self._request("an error after this step", (), None, "")
+        except Exception as error:  # noqa: BLE001  the next save will meet it, and say it
+            log.debug("holdfast: the state of step %d is not held: %r", self._state.step, error)
+
+    def save_held(self) -> SaveHandle | None:
+        """The state that was held, if nothing has moved since."""
+        request, self._held = self._held, None
+        return None if request is None else self.saver.start_held(request)
+
+    def _request(self, reason: str, tags: tuple[str, ...], keep: str | None, notes: str) -> SaveRequest:
+        state = self._state
+        if self._reported.is_not_finite():
+            tags = (*tags, NOT_FINITE)
+        state.policy = {**self._policy.state(), "setting": self._setting()}
+        return SaveRequest(
+            save=self._name(), step=state.step, reason=reason, progress=state.progress(),
+            metrics=self._reported.numbers(state.step), tags=tags, notes=notes, keep=keep,
+        )  # fmt: skip
 
     def settle(self, *, may_raise: bool) -> None:
         """Hear how background saves ended. A failure is said here, at the first boundary after it."""

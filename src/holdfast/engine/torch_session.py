@@ -354,7 +354,18 @@ class Session:
 
     # ---- the end
 
-    def finish(self, *, failed: bool) -> int | None:
+    def hold(self) -> None:
+        """Training pauses here, for a validation perhaps. Should that fail, this boundary can still be saved.
+        With several ranks nobody could say that all of them failed alike."""
+        if self.together is None and self.boundary.is_here:
+            self.saves.hold()
+
+    def _save_what_was_whole(self) -> None:
+        handle = self.saves.save_held()
+        if handle is not None and handle.ended_within(self._settings.wait_limit_seconds) and not handle.error:
+            log.warning("holdfast: step %d, the last whole one before the error, is saved", handle.step)
+
+    def finish(self, *, failed: bool, may_save: bool = True) -> int | None:
         """Returns the exit code of a run that was stopped; None if its work is done, or failed. Raises why
         the last state is not saved: nobody may take such a run for complete."""
         reason = None if self.state.is_complete else self.stopping.reason
@@ -365,6 +376,8 @@ class Session:
             try:
                 if not failed:
                     self._last_save(how)
+                elif may_save:
+                    self._save_what_was_whole()
                 self._drain(may_raise=not failed)
                 if not failed and not self.saves.is_durable and self.stopping.wants_last_save:
                     raise SaveError(f"the save of step {self.state.step} did not end in time")

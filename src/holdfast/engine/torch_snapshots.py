@@ -11,6 +11,7 @@ import torch
 
 from holdfast.capture.torch_groups import Sharing
 from holdfast.capture.torch_live import live_groups
+from holdfast.capture.torch_module import TrackedModule
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_plan import Part, Selected, StatePlan, plan_state, take_parts
 from holdfast.capture.torch_registry import Tracked
@@ -111,6 +112,7 @@ class Snapshots:
         # Of the plan with which all ranks agreed on what they hold alike, and committed.
         self._agreed: Mapping[int, tuple[str, str]] | None = None
         self._tears = Tears()
+        self._held: Taken | None = None
         self.choice = CopyChoice(None if settings.copy == "auto" else settings.copy)
 
     @property
@@ -124,21 +126,56 @@ class Snapshots:
 
     @property
     def slot_available(self) -> bool:
-        return self._layout is None or self._layout.budget.slots == 0 or self._layout.pool.available
+        layout = self._layout
+        return layout is None or layout.budget.slots == 0 or layout.pool.available or self._held is not None
 
     def hold_updates(self) -> None:
         """The fence, called before every optimizer step."""
+        self.let_go()
         unfinished, self._unfinished = self._unfinished, []
         for snapshot in unfinished:
             snapshot.hold_updates()
 
-    def take(self, *, blocking: bool = False, slot_timeout: float = 0.0) -> Taken | None:
+    def hold(self) -> Taken | None:
+        """Begin a snapshot and leave it at that: what may change before the next step is copied, the rest is
+        left where it is. The next step or save lets go of it; until then `finish_held` makes it whole.
+
+        Not of a device's memory: that would be copied there at once, and a validation needs the room."""
+        self.let_go()
+        layout = self._layout
+        if layout is None:
+            weights = (
+                p for t in self._tracked if isinstance(t, TrackedModule) for p in t.module.parameters()
+            )
+            if any(self._devices.of(weight) is not None for weight in weights):
+                return None
+        elif layout.budget.slots == 0 or layout.copies.by_device or not layout.pool.available:
+            return None
+        self._held = self.take(only_begin=True)
+        return self._held
+
+    def let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and held.snapshot is not None:
+            held.snapshot.abandon()
+
+    def finish_held(self) -> Taken | None:
+        """The state as it was when it was held, copied. Its error says if something has moved since."""
+        held, self._held = self._held, None
+        if held is not None and held.snapshot is not None:
+            held.snapshot.finish()
+        return held
+
+    def take(
+        self, *, blocking: bool = False, slot_timeout: float = 0.0, only_begin: bool = False
+    ) -> Taken | None:
         """Snapshot the state as it is now. None if no slot came free within `slot_timeout`."""
+        self.let_go()
         if self._tears.learn() and self._layout is not None:
             # What is held back is worked out anew, in a walk.
             self._layout = replace(self._layout, deferral=None)
         if not blocking and (held := self._hold()) is not None:
-            return self._take_behind(held, slot_timeout)
+            return self._take_behind(held, slot_timeout, only_begin=only_begin)
         parts = take_parts(self._tracked)
         fitting = self._fit(parts, slot_timeout)
         if fitting is None:
@@ -151,7 +188,7 @@ class Snapshots:
         lease = layout.pool.lease(slot_timeout)
         if lease is None:
             return None
-        mode: Mode = "blocking" if blocking else self.choice.next_mode()
+        mode: Mode = "blocking" if blocking else "overlapped" if only_begin else self.choice.next_mode()
         snapshot = Snapshot(
             lease,
             layout.copies,
@@ -169,7 +206,7 @@ class Snapshots:
             started = self._clock.monotonic()
             snapshot.finish()
             snapshot.stall_seconds += self._clock.monotonic() - started
-        else:
+        elif not only_begin:
             self._finish_behind(snapshot)
         return Taken(parts, layout.plan, mode, snapshot, sample=sample)
 
@@ -191,13 +228,14 @@ class Snapshots:
             return None
         return layout.deferral.hold() if self.choice.prefers_overlap else None
 
-    def _take_behind(self, held: Held, slot_timeout: float) -> Taken | None:
+    def _take_behind(self, held: Held, slot_timeout: float, *, only_begin: bool) -> Taken | None:
         layout = self._layout
         assert layout is not None
         lease = layout.pool.lease(slot_timeout)
         if lease is None:
             return None
-        taken = Taken((), layout.plan, self.choice.next_mode(), None)
+        mode: Mode = "overlapped" if only_begin else self.choice.next_mode()
+        taken = Taken((), layout.plan, mode, None)
 
         def resolve() -> list[torch.Tensor]:
             # Counted as failed until it has succeeded: some optimizers replace their state at every step,
@@ -222,7 +260,8 @@ class Snapshots:
         except BaseException:
             snapshot.abandon()
             raise
-        self._finish_behind(snapshot)
+        if not only_begin:
+            self._finish_behind(snapshot)
         return taken
 
     def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout, Selected] | None:
