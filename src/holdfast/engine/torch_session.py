@@ -84,6 +84,7 @@ class Session:
         self.together = together
         self._tiers = tiers
         self.stopping = stopping
+        stopping.last_save_is_planned = lambda: policy.explanation().persist_seconds is not None
         self.policy = policy
         self.resumed: Resumed | None = None
         self._store = store
