@@ -161,7 +161,7 @@ class Session:
         self._emit(
             RunStarted(
                 time=clock.wall(), step=state.step, host=os.uname().nodename, pid=os.getpid(),
-                writer_epoch=store.writer_epoch, policy=settings.when,
+                writer_epoch=store.writer_epoch, policy=settings.when, decides=policy.starts_from(),
             )
         )  # fmt: skip
         if leads and (said := standing_still(history, state.step)) is not None:
