@@ -144,7 +144,8 @@ class Supervisor:
         end = classify(
             Evidence(
                 returncode=returncode, last_beat=self._beat, hang=hang,
-                asked_to_stop=self._asked or self._warned, run=self._folder, halted=self._halted(), other_run=self._other_run,
+                asked_to_stop=self._asked or self._warned, run=self._folder, halted=self._halted(),
+                other_run=self._other_run,
                 permanent=self._permanent(returncode, self._clock.monotonic() - started),
                 oom_kills_here=here, oom_kills_anywhere=anywhere,
             )
