@@ -235,13 +235,29 @@ def test_connections_that_say_nothing_shut_nobody_out(node: NodeStore) -> None:
             each.close()
 
 
-def test_those_who_know_the_token_get_no_more_than_their_places(node: NodeStore) -> None:
+def test_many_more_nodes_than_places_are_all_served_again_and_again(node: NodeStore) -> None:
+    """As in the last flush of a large job: every node asks every other, and keeps its connection."""
+    with NodeServer({"local": node}, TOKEN, connections=4) as server, contextlib.ExitStack() as opened:
+        nodes = [opened.enter_context(RemoteStore(server.address, TOKEN)) for _ in range(40)]
+        for _ in range(3):
+            assert [far.names() for far in nodes] == [[]] * 40
+
+
+def test_who_finds_all_places_taken_waits_for_one(node: NodeStore) -> None:
     with NodeServer({"local": node}, TOKEN, connections=2) as server:
         taken = [raw(server) for _ in range(2)]
-        with RemoteStore(server.address, TOKEN) as late, pytest.raises(StoreUnavailable, match="all the"):
-            late.names()
         for each in taken:
-            each.close()
+            # Half of a request: whoever is being served is not sent home.
+            each.send({"verb": "settle", "store": "local", "name": "n"}, body=10)
+        with RemoteStore(server.address, TOKEN) as late:
+            answer: list[list[str]] = []
+            asking = threading.Thread(target=lambda: answer.append(late.names()), daemon=True)
+            asking.start()
+            assert not answer
+            taken[0].close()
+            asking.join(60)
+            assert answer == [[]]
+        taken[1].close()
 
 
 @contextlib.contextmanager

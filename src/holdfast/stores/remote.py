@@ -200,7 +200,10 @@ class RemoteStore:
         broken: OSError | None = None
         for attempt in range(2 if again else 1):
             try:
-                with self._connections.one(fresh=attempt > 0, wait_seconds=limit) as (channel, _):
+                # The other node closes idle connections when it needs the room: what can be sent only once
+                # is not trusted to one of those.
+                fresh = attempt > 0 or not again
+                with self._connections.one(fresh=fresh, wait_seconds=limit) as (channel, _):
                     channel.limit(limit)
                     channel.send({**request, "store": self._which}, body=size if send else 0)
                     if send is not None:

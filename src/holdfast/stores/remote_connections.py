@@ -10,11 +10,14 @@ from collections.abc import Iterator
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, StoreUnavailable
+from holdfast.stores.patience import Patience
 from holdfast.stores.wire import Channel
-from holdfast.stores.wire_handshake import PURPOSE_STORE, introduce
+from holdfast.stores.wire_handshake import PURPOSE_STORE, Busy, introduce
 
 # For so long after a connect that got no answer, callers are told at once instead of waiting each in turn.
 _DOWN_SECONDS = 5.0
+# About a minute in all.
+_WHILE_BUSY = Patience(attempts=36, first_pause=0.02, longest_pause=2.0)
 
 
 class Connections:
@@ -29,6 +32,7 @@ class Connections:
         connect_seconds: float,
         silence_seconds: float,
         most: int,
+        while_busy: Patience = _WHILE_BUSY,
     ) -> None:
         self.where = f"{address[0]}:{address[1]}"
         self._address = address
@@ -37,6 +41,7 @@ class Connections:
         self._connect_seconds = connect_seconds
         self._silence = silence_seconds
         self._most = most
+        self._while_busy = while_busy
         self._down_until = 0.0
         self._reset()
 
@@ -77,6 +82,16 @@ class Connections:
             return None
 
     def _connect(self) -> Channel:
+        """Busy is not the end: others finish what they ask for, and then there is room."""
+        busy: Busy | None = None
+        for _ in self._while_busy.tries():
+            try:
+                return self._try_to_connect()
+            except Busy as error:
+                busy = error
+        raise busy or StoreUnavailable(f"{self.where} was not asked")
+
+    def _try_to_connect(self) -> Channel:
         if self._clock.monotonic() < self._down_until:
             raise StoreUnavailable(f"{self.where} did not answer a moment ago", hint="the node may be down")
         try:

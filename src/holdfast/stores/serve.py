@@ -5,7 +5,9 @@ Why this is TCP and not a process group of torch.distributed is told in wire.py.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -47,6 +49,9 @@ class NodeServer:
         self._silence = silence_seconds
         self._idle = idle_seconds
         self._room = connections
+        # Admitted, and waiting for a request; longest first.
+        self._resting: dict[socket.socket, None] = {}
+        self._changing = threading.Lock()
         self._listener = Listener("node", host, port, self._converse, self._clock)
         self.address = self._listener.address
         self._listener.start()
@@ -64,16 +69,35 @@ class NodeServer:
     def _converse(self, connection: socket.socket) -> None:
         channel = Channel(connection, self._clock, silence_seconds=self._silence)
         channel.limit(_HANDSHAKE_SECONDS)
-        if self._listener.admitted >= self._room:
+        if self._listener.admitted >= self._room and not self._resting:
             turn_away(channel)
             return
         admit(channel, self._token, PURPOSE_STORE)
+        # Only for who belongs here: the one that has asked for nothing for longest makes room.
+        if self._listener.admitted >= self._room and not self._send_one_home():
+            return
         self._listener.admit(connection)
         while True:
-            channel.wait(self._idle)
-            request = channel.receive()
+            self._resting[connection] = None
+            try:
+                channel.wait(self._idle)
+                request = channel.receive()
+            finally:
+                with self._changing:
+                    self._resting.pop(connection, None)
             channel.limit(self._silence + _bytes_of(request) / SLOWEST_BYTES_PER_SECOND)
             self._answer(channel, request)
+
+    def _send_one_home(self) -> bool:
+        """Its owner connects again when it needs to, as after any pause."""
+        with self._changing:
+            oldest = next(iter(self._resting), None)
+            if oldest is None:
+                return False
+            del self._resting[oldest]
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return True
 
     def _answer(self, channel: Channel, request: dict[str, Any]) -> None:
         try:

@@ -25,6 +25,10 @@ PURPOSE_STORE, PURPOSE_KEEPER = "store", "keeper"
 _HEX = re.compile("[0-9a-f]{64}", re.ASCII)
 
 
+class Busy(StoreUnavailable):
+    """There is no room for one more connection at this moment."""
+
+
 def require_token(token: bytes) -> bytes:
     if len(token) < MIN_TOKEN_BYTES:
         raise SetupError(
@@ -77,7 +81,7 @@ def _nonce(header: dict[str, Any]) -> str:
             hint="run the same holdfast on all nodes",
         )
     if header.get("refused") == "busy":
-        raise StoreUnavailable("it has all the connections it allows", hint="try again later")
+        raise Busy("it has all the connections it allows", hint="try again later")
     nonce = header.get("nonce")
     if header["body"] or not isinstance(nonce, str) or not _HEX.fullmatch(nonce):
         raise StoreError("the other end does not speak holdfast's protocol")
