@@ -10,10 +10,18 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import newest_valid, read_files
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import write_checkpoint
-from holdfast.errors import CorruptCheckpoint, InternalError, NoValidCheckpoint, StoreError, StoreUnavailable
+from holdfast.errors import (
+    CorruptCheckpoint,
+    InternalError,
+    NoValidCheckpoint,
+    StoreError,
+    StoreNotFound,
+    StoreUnavailable,
+)
 from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.patience import Patience
+from holdfast.testing.memory_image import image_of
 from holdfast.tiers.ladder import Fallback, Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.named_tier import HoldersAway
@@ -262,3 +270,41 @@ def test_an_open_file_survives_the_pruning_of_its_name(tmp_path: Path) -> None:
     file.close()
     store.release()
     assert got == content(1, "model.bin", 5000)
+
+
+class Counted:
+    """A tier of one node: forwards, and counts how often its manifest is fetched."""
+
+    def __init__(self, store: DirectoryStore, *, has: frozenset[str]) -> None:
+        self._store, self._has = store, has
+        self.manifests = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def manifest(self, name: str) -> bytes:
+        self.manifests += 1
+        return self._store.manifest(name)
+
+    def open(self, name: str, file: str) -> object:
+        if file not in self._has:
+            raise StoreNotFound(f"{file} is on another node")
+        return self._store.open(name, file)
+
+
+def test_a_manifest_is_fetched_once_however_many_files_and_from_no_node_that_has_none(
+    make_directory: Make,
+) -> None:
+    store = make_directory("all")
+    files = [f"r{number:05d}-000.bin" for number in range(20)]
+    images = [image_of(number, name=file) for number, file in enumerate(files)]
+    write_checkpoint(store, draft(7), images)
+    mine, other, empty = (Counted(store, has=frozenset(part)) for part in (files[:10], files[10:], ()))
+    tiers = [NamedTier(name, one, partial=True) for name, one in (("a", mine), ("b", empty), ("c", other))]  # type: ignore[arg-type]
+    loaded = newest_valid(Ladder(tiers))
+    assert loaded is not None
+    assert set(loaded.files) == set(files)
+    # One to find it, one to know which it is, one to compare with: whatever the number of files.
+    assert mine.manifests <= 3
+    assert other.manifests == 1
+    assert empty.manifests == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -13,6 +13,7 @@ import numpy as np
 
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import (
+    FILES_AT_ONCE,
     allocate_pages,
     damaged_text,
     is_checked,
@@ -104,14 +105,36 @@ def read_chunks(
     about damage names the tensors.
     """
     records = {record.name: record for record in require_manifest(found).files}
-    work = sorted(chunks)
+    names = sorted({name for name, _ in chunks})
+    by_file: dict[str, list[Chunk]] = defaultdict(list)
+    for chunk in sorted(chunks):
+        by_file[chunk[0]].append(chunk)
+    scratch = threading.local()
+    for first in range(0, len(names), FILES_AT_ONCE):
+        some = names[first : first + FILES_AT_ONCE]
+        work = [chunk for name in some for chunk in by_file[name]]
+        _read_some(store, found, records, some, work, take, scratch, threads, layouts or {}, hint)
+    return sum(_length(records[name], index) for name, index in chunks)
+
+
+def _read_some(
+    store: Store,
+    found: Found,
+    records: Mapping[str, FileRecord],
+    names: Sequence[str],
+    work: Sequence[Chunk],
+    take: Callable[[str, int, int, memoryview], None],
+    scratch: threading.local,
+    threads: int,
+    layouts: Mapping[str, ImageLayout],
+    hint: str | None,
+) -> None:
     with ExitStack() as opened:
         # All of them before the first byte: a pruner may take the names away, but not what is open.
         files: dict[str, StoredFile] = {}
-        for name in sorted({name for name, _ in work}):
+        for name in names:
             files[name] = open_checked(store, found, records[name])
             opened.callback(files[name].close)
-        scratch = threading.local()
 
         def read_chunk(number: int) -> None:
             name, index = work[number]
@@ -123,12 +146,11 @@ def read_chunks(
             chunk = scratch.pages[: stop - start]
             file.read_into(start, chunk)
             if not is_checked(file, record) and digest(chunk) != record.digests[index]:
-                layout = (layouts or {}).get(name)
+                layout = layouts.get(name)
                 raise CorruptCheckpoint(damaged_text(store, found, record, index, layout), hint=hint)
             take(name, index, start, chunk)
 
         side_by_side(read_chunk, len(work), threads=threads)
-    return sum(_length(records[name], index) for name, index in work)
 
 
 def _length(record: FileRecord, index: int) -> int:

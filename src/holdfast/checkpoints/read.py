@@ -24,6 +24,9 @@ from holdfast.stores.side_by_side import side_by_side
 Allocate = Callable[[int], memoryview]
 T = TypeVar("T")
 _RELISTINGS = 5
+# Files of one checkpoint that are open at the same time: a thousand ranks have thousands, and a process may
+# have a thousand descriptors.
+FILES_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
@@ -56,19 +59,24 @@ def read_files(
 ) -> dict[str, memoryview]:
     """The wanted files (all, if None), verified. CorruptCheckpoint names file, chunk and tensors."""
     manifest = require_manifest(found)
-    records = [r for r in manifest.files if wanted is None or r.name in wanted]
-    missing = set(wanted or ()) - {record.name for record in records}
+    names = None if wanted is None else frozenset(wanted)
+    records = [r for r in manifest.files if names is None or r.name in names]
+    missing = (names or frozenset()) - {record.name for record in records}
     if missing:
         raise RestoreError(f"checkpoint {found.name} has no file {', '.join(sorted(missing))}")
-    with ExitStack() as opened:
-        # All of them before the first byte: a pruner may take the names away, but not what is open.
-        files = []
-        for record in records:
-            files.append(open_checked(store, found, record))
-            opened.callback(files[-1].close)
-        buffers = [allocate(record.size) for record in records]
-        _read_verified(store, found, records, files, buffers, threads)
-    return {record.name: buffer for record, buffer in zip(records, buffers, strict=True)}
+    whole: dict[str, memoryview] = {}
+    for first in range(0, len(records), FILES_AT_ONCE):
+        some = records[first : first + FILES_AT_ONCE]
+        with ExitStack() as opened:
+            # All of them before the first byte: a pruner may take the names away, but not what is open.
+            files = []
+            for record in some:
+                files.append(open_checked(store, found, record))
+                opened.callback(files[-1].close)
+            buffers = [allocate(record.size) for record in some]
+            _read_verified(store, found, some, files, buffers, threads)
+        whole.update(zip((record.name for record in some), buffers, strict=True))
+    return whole
 
 
 def newest_valid(

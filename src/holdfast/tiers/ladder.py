@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from holdfast.errors import (
     CorruptCheckpoint,
@@ -16,13 +17,23 @@ from holdfast.errors import (
     StoreNotFound,
     StoreUnavailable,
 )
-from holdfast.format.manifest import FileRecord, Manifest, parse_manifest
+from holdfast.format.manifest import FileRecord, parse_manifest
 from holdfast.format.sealed import seal_of
 from holdfast.stores.base import ImageSource, StoreProperties
 from holdfast.tiers.ladder_file import LadderFile
 from holdfast.tiers.named_tier import Fallback, NamedTier, verdict_of
 
 __all__ = ["Fallback", "Ladder", "NamedTier"]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The checkpoint that is being read, and which tiers are known to hold this very one."""
+
+    name: str
+    records: Mapping[str, FileRecord]
+    seal: str
+    same: dict[str, bool] = field(default_factory=dict)
 
 
 class Ladder:
@@ -39,7 +50,7 @@ class Ladder:
         self._lock = threading.Lock()
         self._bytes = {tier.name: 0 for tier in tiers}
         self._listed: dict[str, frozenset[str]] = {}
-        self._seen: tuple[str, Manifest, str] | None = None
+        self._seen: _Seen | None = None
 
     def without(self, name: str) -> Ladder:
         """The other tiers: what one of them can be filled or repaired from."""
@@ -113,42 +124,50 @@ class Ladder:
         )
 
     def open(self, name: str, file: str) -> LadderFile:
-        manifest, seal = self._parsed(name)
-        record = next((record for record in manifest.files if record.name == file), None)
+        seen = self._parsed(name)
+        record = seen.records.get(file)
         if record is None:
             raise StoreNotFound(f"checkpoint {name} has no file {file!r}")
         return LadderFile(
             name,
             record,
             self.tiers,
-            may_serve=lambda tier: self._is_same(tier, name, seal),
+            may_serve=lambda tier: self._is_same(tier, seen),
             tell=self._tell,
             count=self._count,
         )
 
-    def _parsed(self, name: str) -> tuple[Manifest, str]:
+    def _parsed(self, name: str) -> _Seen:
         """Kept for the files of one checkpoint that are opened in a row. Names are never reused."""
         with self._lock:
             seen = self._seen
-        if seen is None or seen[0] != name:
+        if seen is None or seen.name != name:
             data = self.manifest(name)
-            seen = (name, parse_manifest(data), seal_of(data))
+            records = {record.name: record for record in parse_manifest(data).files}
+            seen = _Seen(name, records, seal_of(data))
             with self._lock:
                 self._seen = seen
-        return seen[1], seen[2]
+        return seen
 
-    def _is_same(self, tier: NamedTier, name: str, seal: str) -> bool:
-        """Whether this tier's checkpoint of that name is the one we read. Asked before its first byte is."""
+    def _is_same(self, tier: NamedTier, seen: _Seen) -> bool:
+        """Whether this tier's checkpoint of that name is the one we read. Asked before its first byte is,
+        and once: a manifest of many ranks is as long as they are many, and so is the list of their files."""
+        with self._lock:
+            known = seen.same.get(tier.name)
+        if known is not None:
+            return known
         try:
-            other = seal_of(tier.store.manifest(name))
+            other = seal_of(tier.store.manifest(seen.name))
         except StoreNotFound:
             return False
         except (StoreError, CorruptCheckpoint):
             # Its manifest is damaged, its files need not be: the digests decide.
             return True
-        if other != seal:
-            self._tell(Fallback(name, tier.name, "it holds another checkpoint of the same name"))
-        return other == seal
+        if other != seen.seal:
+            self._tell(Fallback(seen.name, tier.name, "it holds another checkpoint of the same name"))
+        with self._lock:
+            seen.same[tier.name] = other == seen.seal
+        return other == seen.seal
 
     def _count(self, tier: NamedTier, count: int) -> None:
         with self._lock:

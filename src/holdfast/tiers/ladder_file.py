@@ -144,7 +144,9 @@ class LadderFile:
             return self._open[tier.name]
 
     def _open_in(self, tier: NamedTier) -> StoredFile:
-        if not self._may_serve(tier):
+        # A node that holds only some ranks' files is asked for the file first: mostly it does not have it,
+        # and a manifest is much longer than a no.
+        if not tier.partial and not self._may_serve(tier):
             raise _Unusable
         try:
             file = tier.store.open(self._checkpoint, self._record.name)
@@ -161,6 +163,9 @@ class LadderFile:
             why = f"it has {file.size} bytes, not {self.size}"
             file.close()
             self._tell(Fallback(self._checkpoint, tier.name, why, self._record.name))
+            raise _Unusable
+        if tier.partial and not self._may_serve(tier):
+            file.close()
             raise _Unusable
         return file
 
