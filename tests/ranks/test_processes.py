@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,3 +257,33 @@ def test_teams_come_from_torch_distributed_for_one_run_after_the_other() -> None
         for child in ranks:
             child.tell(str(port))
         assert [child.hear() for child in ranks] == ["fine"] * 3
+
+
+def test_ranks_that_met_through_a_file_talk_over_a_store_of_their_own(tmp_path: Path) -> None:
+    """torch's FileStore appends every call to its file: asked again and again it would never answer."""
+    meeting = tmp_path / "meeting"
+
+    def rank(number: int) -> Callable[[Any, Any], None]:
+        def work(lines: Any, say: Any) -> None:
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=2)
+            size = meeting.stat().st_size
+            for _ in range(2):
+                mine = team_from_torch("runs/a", limit=FOREVER)
+                assert mine is not None
+                side = Agreement(mine, SystemClock(), limit=FOREVER)
+                assert mine.gather("facts", str(number).encode(), FOREVER) == [b"0", b"1"]
+                side.close()
+                mine.part()
+                mine.close()
+            say(f"grew by {meeting.stat().st_size - size}")
+            lines.readline()
+
+        return work
+
+    with children(rank(0), rank(1)) as ranks:
+        grown = [child.hear() for child in ranks]
+    for words in grown:
+        assert words.startswith("grew by"), words
+        assert int(words.split()[-1]) < 500

@@ -1,7 +1,9 @@
 """Ranks find each other, whatever was left in the store before, and exchange what they must."""
 
+import os
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from crew import crew, in_threads, join_all, pool
@@ -9,6 +11,7 @@ from crew import crew, in_threads, join_all, pool
 from holdfast.clock import SystemClock
 from holdfast.errors import SetupError, StoreUnavailable
 from holdfast.ranks.join import Place, join, node_names
+from holdfast.ranks.launcher import Launched, launched
 from holdfast.ranks.torch_team import place_of, team_from_torch
 
 SHORT = 0.3
@@ -29,9 +32,16 @@ def test_launchers_on_one_host_are_told_apart_and_a_given_name_wins() -> None:
 
 def test_the_place_is_read_from_the_environment() -> None:
     host = socket.gethostname()
-    assert place_of({}) == Place(host)
-    assert place_of({"GROUP_RANK": "3", "LOCAL_RANK": "1"}) == Place(host, "3", None, 1)
-    assert place_of({"HOLDFAST_NODE": "n7", "SLURM_LOCALID": "2"}) == Place(host, None, "n7", 2)
+
+    def place(environ: dict[str, str]) -> Place:
+        found = place_of(environ)
+        assert found.process == os.getpid()
+        assert found.machine
+        return replace(found, machine=None, process=None)
+
+    assert place({}) == Place(host)
+    assert place({"GROUP_RANK": "3", "LOCAL_RANK": "1"}) == Place(host, "3", None, 1)
+    assert place({"HOLDFAST_NODE": "n7", "SLURM_LOCALID": "2"}) == Place(host, None, "n7", 2)
 
 
 def test_everybody_gets_what_rank_0_shares_again_and_again() -> None:
@@ -125,6 +135,25 @@ def test_one_process_has_no_team(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_processes_without_a_process_group_are_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(SetupError, match="init_process_group"):
-        team_from_torch("run", limit=SHORT)
+    for world, rank in (
+        ("WORLD_SIZE", "RANK"),
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("PMI_SIZE", "PMI_RANK"),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ):
+        with monkeypatch.context() as launcher:
+            launcher.delenv("WORLD_SIZE", raising=False)
+            launcher.setenv(world, "4")
+            launcher.setenv(rank, "2")
+            with pytest.raises(SetupError, match=f"one of 4 processes .{world}.*init_process_group"):
+                team_from_torch("run", limit=SHORT)
+            launcher.setenv("HOLDFAST_ALONE", "1")
+            assert team_from_torch("run", limit=SHORT) is None
+
+
+def test_the_innermost_launcher_counts_and_a_batch_script_is_none() -> None:
+    assert launched({}) is None
+    assert launched({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) is None
+    inside = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "WORLD_SIZE": "16", "RANK": "9"}
+    assert launched(inside) == Launched(16, 9, "WORLD_SIZE")
+    assert launched({"WORLD_SIZE": "many"}) is None

@@ -17,7 +17,7 @@ from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.write import draft_manifest
 from holdfast.errors import Fenced, RunInUse, SetupError
 from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.owner import Owner, is_alive, this_process
+from holdfast.stores.owner import Owner, is_alive, launch_of, this_process
 from holdfast.stores.posix import PosixIO
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft, save
@@ -27,7 +27,8 @@ CHILD = """
     from holdfast.stores.directory import DirectoryStore
     from holdfast.testing.store_contract import save
     store = DirectoryStore(sys.argv[1])
-    epoch = store.claim(take_over=len(sys.argv) > 2)
+    launch = sys.argv[2] if sys.argv[2:] and sys.argv[2].startswith("elastic") else None
+    epoch = store.claim(take_over=len(sys.argv) > 2, launch=launch)
     print("claimed", epoch, flush=True)
     for line in sys.stdin:
         try:
@@ -95,6 +96,30 @@ def test_a_fenced_writer_is_told_and_commits_nothing_more(tmp_path: Path, writer
         assert f"pid {os.getpid()}" in answer
         # The usurper's step 50 outranks the old lineage's step 100: epochs order before steps.
         assert [found.step for found in committed(usurper)] == [50, 100]
+
+
+def test_what_is_left_of_an_earlier_generation_of_a_job_is_fenced_and_not_waited_for(tmp_path: Path) -> None:
+    old = Writer(tmp_path / "run", "elastic job 7")
+    try:
+        assert old.save(1).startswith("saved")
+        for launch in (None, "elastic job 8"):
+            with pytest.raises(RunInUse):
+                DirectoryStore(tmp_path / "run").claim(launch=launch)
+        with DirectoryStore(tmp_path / "run") as heir:
+            assert heir.claim(launch="elastic job 7") == 2
+            assert old.save(2).startswith("Fenced")
+            # The job does not make two runs of one process: that is somebody's mistake.
+            with pytest.raises(RunInUse):
+                DirectoryStore(tmp_path / "run").claim(launch="elastic job 7")
+    finally:
+        old.end()
+
+
+def test_a_launch_is_an_elastic_job_or_its_launcher_and_nothing_else() -> None:
+    assert launch_of({}) is None
+    assert launch_of({"TORCHELASTIC_RUN_ID": "42"}) == "elastic job 42"
+    # torchrun calls every job "none" that was given no name: then the process that started this one counts.
+    assert f" {os.getppid()} " in (launch_of({"TORCHELASTIC_RUN_ID": "none"}) or "")
 
 
 def test_a_writer_fenced_between_begin_and_commit_leaves_nothing_visible(tmp_path: Path) -> None:

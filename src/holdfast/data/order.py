@@ -53,10 +53,7 @@ class Listed:
 
 def shuffled(size: int, seed: int, epoch: int) -> Order:
     """A pseudo-random permutation of range(size), the same on every machine."""
-    return shuffled_by(size, derive(FOR_ORDER, seed, epoch))
-
-
-def shuffled_by(size: int, key: int) -> Order:
+    key = derive(FOR_ORDER, seed, epoch)
     if size > _SHUFFLE_LIMIT:
         return _Scrambled(size, key)
     # RandomState and not Generator: only its streams are promised never to change (NEP 19).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from holdfast.ranks.agreement import Agreed, Agreement
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.owner import launch_of
 from holdfast.tiers.lost_home import Known, known_elsewhere
 from holdfast.tiers.words import Tier
 
@@ -110,6 +112,7 @@ def claim_together(
     store: DirectoryStore, team: Team, limit: float, *, what: str = "writer", at_least: int = 1
 ) -> None:
     """Rank 0 becomes the writer of a folder that all ranks share, the others write for it."""
-    epoch = told_by_leader(team, what, limit, lambda: store.claim(at_least=at_least))
+    launch = launch_of(os.environ)
+    epoch = told_by_leader(team, what, limit, lambda: store.claim(at_least=at_least, launch=launch))
     if not team.leads:
         store.join(epoch)

@@ -290,6 +290,8 @@ class Saver:
         previous = self._previous
         if previous is None or previous.manifest.step == committed.manifest.step or self._said_stale:
             return
+        if not committed.sha256:
+            return  # Another rank's commit: of the files, only this rank's own are known here.
         before = {f.name: f.digests for f in previous.manifest.files if f.role == "weights"}
         after = {f.name: f.digests for f in committed.manifest.files if f.role == "weights"}
         if after and before == after:

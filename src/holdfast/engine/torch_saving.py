@@ -16,7 +16,7 @@ from holdfast.engine.settings import Settings
 from holdfast.engine.torch_saver import Saver, SaveRequest
 from holdfast.engine.torch_setting import setting_key
 from holdfast.engine.torch_snapshots import Snapshots
-from holdfast.errors import HoldfastError, SaveError, TornSnapshot
+from holdfast.errors import Fenced, HoldfastError, SaveError, TornSnapshot
 from holdfast.events import Emit, SaveDecided
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.observation import SaveCost
@@ -111,8 +111,7 @@ class Saves:
         if handle is not None:
             self.take_all_at_once = False
             self._saved_at, self._last = (state.step, state.epoch), handle
-            numbers = self._policy.numbers()
-            self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason, numbers=numbers))
+            self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason))
             self._policy.save_started(now, state.step)
             self._meter.save_started(now, cast(Mode, self.saver.last_mode))
         return handle
@@ -158,6 +157,10 @@ class Saves:
             self.take_all_at_once = isinstance(handle.error, TornSnapshot)
             log.warning("holdfast: the save of step %d failed: %s", handle.step, handle.error)
             failures.append(handle.error)
+        fenced = [error for error in failures if isinstance(error, Fenced)]
+        if fenced and may_raise:
+            # Another process has taken this run over: whatever is trained here from now on is for nothing.
+            raise fenced[0]
         if failures and may_raise and self._settings.on_save_error == "raise":
             raise failures[0]
 

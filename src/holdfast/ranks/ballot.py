@@ -29,6 +29,9 @@ log = logging.getLogger("holdfast")
 T = TypeVar("T")
 _YES, _NO = b"+", b"-"
 _COMMIT = b"commit"
+_SCOPE = "ballot"
+# In the place of an outcome: rank 0 died, and whether it had committed is for the decision to say.
+_DIED = b"?"
 
 
 class Ballot:
@@ -39,7 +42,7 @@ class Ballot:
         self.team = team
         self._clock = clock
         self._limit = limit
-        self._line = Line(team.connect().scoped("ballot"))
+        self._line = Line(team.connect().scoped(_SCOPE))
         self._opened: str | None = None
         self._voted: list[str] = []
         self._to_forget: list[str] = []
@@ -55,6 +58,7 @@ class Ballot:
             self._to_forget.append(save)
             self._ask(save, lambda store: store.set(f"{save}/place", value))
             return place
+        self.team.vigil.owe("ballot", {0: {f"{_SCOPE}/{save}/place": _NO + b"it has died"}})
         answer = None
         for _ in range(waits):
             if answer is None:
@@ -73,6 +77,7 @@ class Ballot:
         if (report is None) == (error is None):
             raise InternalError("a vote is either a report or an error")
         value = _YES + report if report is not None else _NO + (error or "").encode()
+        self._expect_the_others(save)
         # A report that was begun may have arrived, whatever became of the call.
         kind = SaveError if report is None else OutcomeUnknown
         self._ask(save, lambda store: store.set(f"{save}/vote/{self.team.rank}", value), kind)
@@ -81,6 +86,16 @@ class Ballot:
             # Rank 0 has counted that one, or given up on it: it has begun two others since.
             old = self._voted.pop(0)
             self._ask(save, lambda store: store.delete(f"{old}/vote/{self.team.rank}"), kind)
+
+    def _expect_the_others(self, save: str) -> None:
+        """What the ranks of this machine owe in this save, to be written in their name if they die. In that
+        of rank 0 no outcome: it may have committed."""
+        vigil = self.team.vigil
+        died = _NO + b"it has died"
+        debts = {rank: {f"{_SCOPE}/{save}/vote/{rank}": died} for rank in vigil.watched}
+        if 0 in debts:
+            debts[0][f"{_SCOPE}/{save}/outcome"] = _DIED
+        vigil.owe("ballot", debts)
 
     def count(self, save: str) -> list[bytes]:
         """Rank 0: every rank's report, by rank. From here on only rank 0 can still fail the save."""
@@ -123,7 +138,10 @@ class Ballot:
         if that cannot be told from here: then what was written must stay until a look at the store tells."""
         answer = self._hear_outcome(save)
         if answer is None:
-            mine = f"rank {self.team.rank} waited {self._limit:g} s for the outcome".encode()
+            why = (
+                "saw rank 0 die" if 0 in self.team.vigil.gone else f"waited {self._limit:g} s for the outcome"
+            )
+            mine = f"rank {self.team.rank} {why}".encode()
             decision = self._ask(
                 save, lambda store: store.set_first(f"{save}/decision", mine), OutcomeUnknown
             )
@@ -142,7 +160,8 @@ class Ballot:
         self._line.close()
 
     def _hear_outcome(self, save: str) -> bytes | None:
-        return self._ask(save, lambda store: store.get(f"{save}/outcome", self._limit), OutcomeUnknown)
+        heard = self._ask(save, lambda store: store.get(f"{save}/outcome", self._limit), OutcomeUnknown)
+        return None if heard == _DIED else heard
 
     def _forget_before(self, save: str) -> None:
         """Everybody has voted on `save`, so nobody still waits for an earlier one, or decides on it."""

@@ -31,6 +31,7 @@ class Chair:
         self.heard_stop = False
         self._world, self._clock, self._boundary, self._limit = team.world, clock, boundary, limit
         self._store = team.connect().scoped("agreement")
+        self._deaths = team.connect()
         self._lead = Lead()
         self._stop: tuple[str, int] | None = None
         self._number = 0
@@ -121,10 +122,10 @@ class Chair:
     def _answers(self, number: int) -> dict[int, tuple[bool, int]]:
         """By rank: whether it was in time, and the step it was at. Those that did not answer are missing."""
         keys = {rank: answer_key(number, rank) for rank in range(1, self._world)}
-        end = self._clock.monotonic() + self._limit
+        begun = self._clock.monotonic()
         pause = FIRST_PAUSE
-        while not self._store.check(list(keys.values())) and self._clock.monotonic() < end:
-            if self._ended.wait(pause):
+        while not self._store.check(list(keys.values())) and self._clock.monotonic() < begun + self._limit:
+            if self._ended.wait(pause) or (pause == LONGEST_PAUSE and self._somebody_died()):
                 break
             pause = min(2 * pause, LONGEST_PAUSE)
         if not self._store.check(list(keys.values())):
@@ -132,6 +133,10 @@ class Chair:
         # They stay until the rank answers the next time: one that was silent is recognised by them.
         found = self._store.get_many(list(keys.values()), self._limit) or []
         return {rank: tuple(json.loads(raw)) for rank, raw in zip(keys, found, strict=True)}
+
+    def _somebody_died(self) -> bool:
+        """Whoever else is late is asked again; of the dead there is nothing to wait for."""
+        return self._deaths.check(["gone/any"])
 
     def _look(self) -> None:
         """Nothing is being settled: has somebody asked for a stop, or come back?"""

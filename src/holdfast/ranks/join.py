@@ -23,12 +23,15 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs. `group` tells apart several launchers on one machine; `node` overrules both."""
+    """Where a rank runs. `group` tells apart several launchers on one machine; `node` overrules both.
+    `process` is its number on `machine`, which is one boot of one system and one numbering of processes."""
 
     host: str
     group: str | None = None
     node: str | None = None
     local_rank: int | None = None
+    machine: str | None = None
+    process: int | None = None
 
 
 def join(store: RankStore, clock: Clock, *, rank: int, world: int, place: Place, limit: float) -> Team:
@@ -41,7 +44,14 @@ def join(store: RankStore, clock: Clock, *, rank: int, world: int, place: Place,
     local_rank = place.local_rank
     if local_rank is None:
         local_rank = nodes[:rank].count(nodes[rank])
-    return Team(store.scoped(session), rank=rank, world=world, nodes=nodes, local_rank=local_rank)
+    beside = {
+        other: at.process
+        for other, at in enumerate(places)
+        if at.process is not None and at.machine == place.machine and other != rank
+    }
+    return Team(
+        store.scoped(session), rank=rank, world=world, nodes=nodes, local_rank=local_rank, beside=beside
+    )
 
 
 def node_names(places: Sequence[Place]) -> tuple[str, ...]:

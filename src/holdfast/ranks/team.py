@@ -5,31 +5,42 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.errors import InternalError, StoreUnavailable
 from holdfast.ranks.line import Line
 from holdfast.ranks.store import RankStore
+from holdfast.ranks.vigil import Vigil
 
 # How long rank 0 stays for the others when all is done.
 PART_SECONDS = 5.0
+_DIED = b"\0holdfast: it has died"
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
 
 
 class Team:
-    """The ranks of one Run. `nodes[r]` is the name of the machine that rank r runs on.
+    """The ranks of one Run. `nodes[r]` is the name of the machine that rank r runs on; `beside` are the
+    process ids of the others on this one.
 
     Every rank calls `share` and `gather` with the same keys equally often; one thread per rank does.
     """
 
     def __init__(
-        self, store: RankStore, *, rank: int, world: int, nodes: Sequence[str], local_rank: int
+        self,
+        store: RankStore,
+        *,
+        rank: int,
+        world: int,
+        nodes: Sequence[str],
+        local_rank: int,
+        beside: Mapping[int, int] | None = None,
     ) -> None:
         self.rank, self.world, self.local_rank = rank, world, local_rank
         self.nodes = tuple(nodes)
         self._store = store
         self._line = Line(store)
         self._calls: Counter[str] = Counter()
+        self.vigil = Vigil(store.clone() if beside else store, beside or {})
 
     @property
     def node(self) -> str:
@@ -53,7 +64,10 @@ class Team:
             given = value
             self._line.ask(lambda store: store.set(name, given), limit)
             return given
+        self.vigil.owe("share", {0: {name: _DIED}})
         found = self._line.ask(lambda store: store.get(name, limit), limit)
+        if found == _DIED:
+            raise StoreUnavailable(f"rank 0 died before it shared {key!r}")
         if found is None:
             raise StoreUnavailable(
                 f"rank 0 did not share {key!r} within {limit:g} s", hint="its log says what keeps it"
@@ -66,7 +80,11 @@ class Team:
         turn = self._turn("gather", key)
         names = [f"gather/{key}/{turn}/{rank}" for rank in range(self.world)]
         self._line.ask(lambda store: store.set(names[self.rank], mine), limit)
+        self.vigil.owe("gather", {other: {names[other]: _DIED} for other in self.vigil.watched})
         found = self._line.ask(lambda store: store.get_many(names, limit), limit)
+        if found is not None and _DIED in found:
+            dead = rank_list([other for other, value in enumerate(found) if value == _DIED])
+            raise StoreUnavailable(f"{dead} died before giving {key!r}")
         if found is None:
             missing = self._line.ask(lambda store: self._missing(store, names), limit)
             raise StoreUnavailable(
@@ -88,6 +106,7 @@ class Team:
                 # It has no answer, so nothing is under way behind it.
                 self._line.ask(lambda store: store.set(f"parted/{self.rank}", b""), limit)
                 return
+            self.vigil.owe("part", {other: {f"parted/{other}": b""} for other in self.vigil.watched})
             others = [f"parted/{rank}" for rank in range(1, self.world)]
             end, pause = time.monotonic() + limit, FIRST_PAUSE
             while not self._line.ask(lambda store: store.check(others), limit) and time.monotonic() < end:
@@ -95,6 +114,7 @@ class Team:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def close(self) -> None:
+        self.vigil.close()
         self._line.close()
 
     def _turn(self, how: str, key: str) -> int:

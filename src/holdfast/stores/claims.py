@@ -16,7 +16,7 @@ from holdfast.format.names import MAX_WRITER_EPOCH
 from holdfast.format.sealed import seal, unseal
 from holdfast.stores.durable_write import write_small
 from holdfast.stores.io import StoreIO
-from holdfast.stores.owner import Owner, is_alive
+from holdfast.stores.owner import Owner, is_alive, is_same
 from holdfast.stores.small_read import read_small
 
 MAX_CLAIM_BYTES = 64 << 10
@@ -30,11 +30,12 @@ _CLAIM = re.compile(r"([0-9]{8})\.json", re.ASCII)
 @dataclass(frozen=True)
 class Claim:
     """`owner` is None where the record cannot be read: its writer may have died while claiming. `place` is
-    where the store lay then."""
+    where the store lay then, `launch` what started its team."""
 
     epoch: int
     owner: Owner | None
     place: str | None = None
+    launch: str | None = None
 
 
 def claimed_epochs(io: StoreIO, writers: int) -> list[int]:
@@ -59,8 +60,12 @@ def read_claim(io: StoreIO, writers: int, epoch: int) -> Claim:
     except (CorruptCheckpoint, OSError):
         # The number is what fences; who it was is only for messages and for sweeping early.
         return Claim(epoch, None)
-    place = record.get("place")
-    return Claim(epoch, Owner.from_json(record.get("owner")), place if isinstance(place, str) else None)
+    place, launch = (_text(record.get(name)) for name in ("place", "launch"))
+    return Claim(epoch, Owner.from_json(record.get("owner")), place, launch)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def newest_claim(io: StoreIO, writers: int) -> Claim | None:
@@ -68,7 +73,23 @@ def newest_claim(io: StoreIO, writers: int) -> Claim | None:
     return read_claim(io, writers, epochs[-1]) if epochs else None
 
 
-def take_claim(io: StoreIO, writers: int, me: Owner, *, at_least: int, place: str | None = None) -> Claim:
+def is_earlier_generation(claim: Claim | None, me: Owner, launch: str | None) -> bool:
+    """Whether the claimant is of the same job as this process, and so of a generation that has ended: a
+    launcher has one at a time, and what is left of an old one only has not heard it yet."""
+    if claim is None or claim.owner is None or launch is None:
+        return False
+    return claim.launch == launch and not is_same(claim.owner, me)
+
+
+def take_claim(
+    io: StoreIO,
+    writers: int,
+    me: Owner,
+    *,
+    at_least: int,
+    place: str | None = None,
+    launch: str | None = None,
+) -> Claim:
     """Claim the next epoch, durably. Losing a race costs one more number, nothing else."""
     while True:
         epoch = max([at_least, *(taken + 1 for taken in claimed_epochs(io, writers)[-1:])])
@@ -76,12 +97,14 @@ def take_claim(io: StoreIO, writers: int, me: Owner, *, at_least: int, place: st
             raise CorruptCheckpoint(f"writer epoch {epoch} is beyond what names can hold")
         try:
             said = {"format": 1, "owner": me.to_json(), "place": place}
+            if launch is not None:
+                said["launch"] = launch
             write_small(io, writers, _file_name(epoch), seal(said))
         except FileExistsError:
             at_least = epoch + 1
             continue
         io.fsync_directory(writers)
-        return Claim(epoch, me, place)
+        return Claim(epoch, me, place, launch)
 
 
 def require_unfenced(io: StoreIO, writers: int, mine: int, where: str) -> None:

@@ -26,7 +26,7 @@ from holdfast.stores.identity import Identity, make_identity, read_identity
 from holdfast.stores.io import StoreIO
 from holdfast.stores.leftovers import GRACE_SECONDS, Unfinished, Watch, is_abandoned, sweep
 from holdfast.stores.os_errors import store_errors
-from holdfast.stores.owner import is_alive, this_process
+from holdfast.stores.owner import Owner, is_alive, this_process
 from holdfast.stores.ownership import refuse_planted
 from holdfast.stores.posix import PosixIO
 from holdfast.stores.seat import WriterSeat
@@ -98,11 +98,12 @@ class DirectoryStore:
     def writer_epoch(self) -> int:
         return self._seat.epoch
 
-    def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
+    def claim(self, *, at_least: int = 1, take_over: bool = False, launch: str | None = None) -> int:
         """Become the writer and return the writer epoch, higher than any before.
 
         Raises RunInUse while another process writes here. `take_over` skips that courtesy: the other one
-        is fenced off and cannot commit any more.
+        is fenced off and cannot commit any more. So does a `launch` that is the other one's too: it is left
+        of an earlier generation of the same job.
         """
         if self._seat.is_mine:
             return self._seat.epoch
@@ -111,9 +112,12 @@ class DirectoryStore:
         with store_errors("claim", self.where), self._folders.root(create=True) as root:
             # Again: somebody may have made it since.
             refuse_planted(self.where)
+            me = this_process(utc_text(self._clock.wall()))
+            if claims.is_earlier_generation(self._seat.newest(root, WRITERS), me, launch):
+                take_over = True
             locked = self._seat.lock(root, WRITERS, take_over=take_over)
             try:
-                epoch = self._sit_down(root, at_least, check_owner=not locked and not take_over)
+                epoch = self._sit_down(root, me, at_least, launch, check_owner=not locked and not take_over)
             except BaseException:
                 self._seat.release()
                 raise
@@ -138,13 +142,12 @@ class DirectoryStore:
         with self._folders.inside(WRITERS, doing="join the writer") as writers:
             self._seat.join(writers, writer_epoch)
 
-    def _sit_down(self, root: int, at_least: int, *, check_owner: bool) -> int:
+    def _sit_down(self, root: int, me: Owner, at_least: int, launch: str | None, *, check_owner: bool) -> int:
         for name in (CKPT, WRITERS):
             if self._io.kind(root, name) is None:
                 with contextlib.suppress(FileExistsError):
                     self._io.make_directory(root, name)
         make_identity(self._io, root, self._wanted_uuid)
-        me = this_process(utc_text(self._clock.wall()))
         with self._folders.below(root, CKPT) as ckpt, self._folders.below(root, WRITERS) as writers:
             become_its_own(self._io, root, self.where, claims.newest_claim(self._io, writers))
             # Always: whoever made these may have been killed before it made them durable.
@@ -156,7 +159,9 @@ class DirectoryStore:
             names = map(parse_checkpoint_name, self._io.list_names(ckpt))
             claimed = claims.claimed_epochs(self._io, writers)
             used = claims.without_jumps([*claimed, *(name.writer_epoch for name in names if name)])
-            return self._seat.take(writers, me, at_least=max(at_least, used[-1] + 1 if used else 1))
+            return self._seat.take(
+                writers, me, at_least=max(at_least, used[-1] + 1 if used else 1), launch=launch
+            )
 
     def release(self) -> None:
         """Give the writer's seat back. Committed checkpoints need no closing."""

@@ -60,6 +60,28 @@ def _job(environ: Mapping[str, str]) -> str:
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
+def launch_of(environ: Mapping[str, str]) -> str | None:
+    """What started this process and will start its successors: an elastic job, by its id or, where it was
+    given none, by the process of its launcher. None where there is no such thing."""
+    job = environ.get("TORCHELASTIC_RUN_ID")
+    if job is None:
+        return None
+    if job not in ("", "none"):
+        return f"elastic job {job[:128]}"
+    launcher = os.getppid()
+    boot = _read("/proc/sys/kernel/random/boot_id")
+    return f"launcher {boot} {_link('/proc/self/ns/pid')} {launcher} {_start_ticks(launcher)}"
+
+
+def is_same(one: Owner, other: Owner) -> bool:
+    """Whether both are one process, whenever each was noted."""
+    return _identity(one) == _identity(other)
+
+
+def _identity(owner: Owner) -> tuple[object, ...]:
+    return owner.host, owner.boot_id, owner.pid_namespace, owner.pid, owner.start_ticks
+
+
 def is_alive(owner: Owner, me: Owner) -> bool | None:
     """True or False where this process can know, None where it cannot (another machine or container)."""
     # Another boot id is another boot or another machine of the same name; only the first would prove death.

@@ -50,8 +50,10 @@ class WriterSeat:
                 raise claims.run_in_use(self._where, self._newest_owner(root, writers_hint)) from error
         return self._lock is not None
 
-    def take(self, writers: int, me: Owner, *, at_least: int) -> int:
-        self._claim = claims.take_claim(self._io, writers, me, at_least=at_least, place=self._where)
+    def take(self, writers: int, me: Owner, *, at_least: int, launch: str | None = None) -> int:
+        self._claim = claims.take_claim(
+            self._io, writers, me, at_least=at_least, place=self._where, launch=launch
+        )
         self._pid = os.getpid()
         return self._claim.epoch
 
@@ -74,13 +76,17 @@ class WriterSeat:
         if lock is not None:
             self._io.unlock(lock)
 
-    def _newest_owner(self, root: int, writers_name: str) -> Owner | None:
-        # Only for the message: whatever goes wrong here, the refusal stands.
+    def newest(self, root: int, writers_name: str) -> claims.Claim | None:
+        """Who sat here last; None where that cannot be read, too."""
         with contextlib.suppress(OSError):
             writers = self._io.open_directory(root, writers_name)
             try:
-                newest = claims.newest_claim(self._io, writers)
-                return newest.owner if newest else None
+                return claims.newest_claim(self._io, writers)
             finally:
                 self._io.close(writers)
         return None
+
+    def _newest_owner(self, root: int, writers_name: str) -> Owner | None:
+        # Only for the message: whatever goes wrong here, the refusal stands.
+        newest = self.newest(root, writers_name)
+        return newest.owner if newest else None
