@@ -311,23 +311,23 @@ def test_a_failing_prune_fails_no_save(
 def test_a_streamed_save_waits_for_the_one_in_the_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state outgrows its memory: the first save prunes in the background, the second is streamed here."""
+    """The state outgrows its memory: the first save ends in the background, the second is streamed here."""
     import holdfast.engine.housekeeping as housekeeping
 
     order: list[str] = []
-    may_prune = threading.Event()
-    real_prune, real_write = housekeeping.prune, DirectoryStore.write
+    may_end = threading.Event()
+    real_end, real_write = housekeeping.Housekeeping.after_commit, DirectoryStore.write
 
-    def prune(*args: Any, **kwargs: Any) -> Any:
-        assert may_prune.wait(60)
-        order.append("pruned")
-        return real_prune(*args, **kwargs)
+    def after_commit(*args: Any, **kwargs: Any) -> Any:
+        assert may_end.wait(60)
+        order.append("ended")
+        return real_end(*args, **kwargs)
 
     def write(self: Any, name: str, source: Any) -> Any:
         order.append("written")
         return real_write(self, name, source)
 
-    monkeypatch.setattr(housekeeping, "prune", prune)
+    monkeypatch.setattr(housekeeping.Housekeeping, "after_commit", after_commit)
     monkeypatch.setattr(DirectoryStore, "write", write)
     script = Script(tmp_path, memory_limit=60_000)
     with script.run as run:
@@ -335,9 +335,9 @@ def test_a_streamed_save_waits_for_the_one_in_the_background(
         run.save_now().wait()
         order.append("grows")
         run.extras["big"] = torch.zeros(100_000)
-        threading.Timer(0.1, may_prune.set).start()
+        threading.Timer(0.1, may_end.set).start()
         run.save_now().wait()
-        assert order.index("pruned") < order.index("written", order.index("grows"))
+        assert order.index("ended") < order.index("written", order.index("grows"))
 
 
 def test_a_state_dict_that_raises_fails_the_save_and_not_the_training(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.retention import FLOOR, Best, Retention, parse_keep, select
 from holdfast.checkpoints.verify import verify
-from holdfast.errors import CorruptCheckpoint, StoreError, StoreNotFound
+from holdfast.errors import CorruptCheckpoint, InternalError, StoreError, StoreNotFound
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.stores.base import Store
 from holdfast.stores.leftovers import sweep
@@ -28,6 +28,7 @@ class Ledger:
 
     committed: set[str] = field(default_factory=set)
     verified: set[str] = field(default_factory=set)
+    damaged: set[str] = field(default_factory=set)
     resumed_from: str | None = None
 
 
@@ -40,6 +41,8 @@ class Pruning:
     kept: tuple[tuple[str, str], ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
     refused: str | None = None
+    # Something may go once the newest have been read back.
+    waits: bool = False
 
 
 def prune(
@@ -49,14 +52,19 @@ def prune(
     *,
     retired: Callable[[str, str], None] | None = None,
     spare: Collection[str] = (),
+    read_back: bool = True,
 ) -> Pruning:
     """Retire what `retention` does not want and sweep what dead writers left. Raises Fenced, nothing else
-    of the store's errors once deletion has begun: an old checkpoint too many hurts nobody."""
+    of the store's errors once deletion has begun: an old checkpoint too many hurts nobody.
+
+    The newest two that verify stay, whatever else. Without `read_back` nothing is read here: only what the
+    ledger says was read before counts, and nothing goes until that are two."""
+    ours = set(ledger.committed)
     found = committed(store)
     listed = {str(one.name) for one in found}
     if not listed:
         return Pruning(refused=f"{store.where} lists no checkpoint at all")
-    if lost := _unexplained(store, ledger, listed):
+    if lost := _unexplained(store, ledger, ours, listed):
         return Pruning(refused=f"{store.where} no longer lists {lost}, which this process committed")
     own = _own_names(store)
     kept = _reasons_to_keep(own, found, retention)
@@ -65,8 +73,10 @@ def prune(
     if doomed:
         # Unreadable ones stay in line: while the newest of all is damaged, what is older is precious.
         line = [one for one in found if one.manifest is None or one.manifest.store in own]
-        whole = _newest_whole(store, line, ledger)
-        if line[0].name not in whole or len(whole) < FLOOR:
+        whole = _newest_whole(store, line, ledger, read_back=read_back)
+        if not read_back and len(whole) < FLOOR and str(line[0].name) not in ledger.damaged:
+            return Pruning(kept=_texts(kept), waits=True)
+        if (read_back and line[0].name not in whole) or len(whole) < FLOOR or _is_damaged(line[0], ledger):
             return Pruning(refused=f"fewer than {FLOOR} of the newest checkpoints verify", kept=_texts(kept))
         kept.update({name: f"among the newest {FLOOR} that verify" for name in whole if name not in kept})
         _keep_origin(kept, whole, ledger)
@@ -76,13 +86,13 @@ def prune(
     return Pruning(tuple(gone), tuple(swept), _texts(kept), tuple(failed + unswept))
 
 
-def _unexplained(store: Store, ledger: Ledger, listed: set[str]) -> str | None:
+def _unexplained(store: Store, ledger: Ledger, ours: set[str], listed: set[str]) -> str | None:
     """One that this process committed and the listing lacks, though nobody has removed it.
 
     Somebody may have, by hand: asked for by name it is not there either, and others still are. A folder that
     was unmounted, or a listing that is cut short, lacks all of them, or has what it does not list."""
-    for name in sorted(ledger.committed - listed):
-        if not ledger.committed & listed:
+    for name in sorted(ours - listed):
+        if not ours & listed:
             return name
         try:
             store.manifest(name)
@@ -115,13 +125,21 @@ def _own_names(store: Store) -> set[str]:
     return {store.uuid, *getattr(store, "ancestors", ())}
 
 
-def _newest_whole(store: Store, found: list[Found], ledger: Ledger) -> list[CheckpointName]:
+def _is_damaged(found: Found, ledger: Ledger) -> bool:
+    return found.manifest is None or str(found.name) in ledger.damaged
+
+
+def _newest_whole(
+    store: Store, found: list[Found], ledger: Ledger, *, read_back: bool
+) -> list[CheckpointName]:
     """The newest two that verify now, digests and all, unless this process did that already."""
     whole: list[CheckpointName] = []
     for one in found:
         if len(whole) == FLOOR:
             break
         seen = str(one.name) in ledger.verified
+        if not seen and not read_back:
+            continue
         # One thread, bytes only: this runs behind a training that wants the cores and the interpreter.
         if verify(store, one, deep=not seen, threads=1, headers=False).is_whole:
             ledger.verified.add(str(one.name))
@@ -159,7 +177,7 @@ def _sweep(store: Store) -> tuple[list[str], list[tuple[str, str]]]:
     swept: list[str] = []
     try:
         sweep(store, swept)
-    except StoreError as error:
+    except (StoreError, InternalError) as error:
         return swept, [("leftovers", error.message)]
     return swept, []
 

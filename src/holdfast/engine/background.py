@@ -46,7 +46,7 @@ class Worker:
 
     def _run(self) -> None:
         if self._polite:
-            _give_way()
+            give_way()
         while True:
             try:
                 job = self._jobs.get(timeout=self._idle_seconds)
@@ -73,7 +73,7 @@ class Worker:
         return not thread.is_alive()
 
 
-def _give_way() -> None:
+def give_way() -> None:
     """Let training have the cores first: digesting and writing can wait, the next step cannot.
 
     On Linux a priority belongs to a thread, and threads started from here inherit it.

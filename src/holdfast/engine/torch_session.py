@@ -60,6 +60,8 @@ from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
 
 log = logging.getLogger("holdfast")
+# How long a run that is done may go on reading back what it saved last.
+_READ_BACK_SECONDS = 60.0
 _FOLLOW = Decision(False, "rank 0 decides")
 _DIVERGED = Decision(False, "the loss is not finite")
 _TORN = Decision(True, "the last snapshot was torn; taken again, all at once")
@@ -104,6 +106,8 @@ class Session:
             clock,
             self._telemetry,
             spare=lambda: tiers.needed if tiers else frozenset(),
+            busy=lambda: self.saves.saver.in_flight,
+            team=together.team if together else None,
         )
         parent: Parent | None = None
         taken_up = resume(
@@ -113,6 +117,9 @@ class Session:
         if taken_up is not None:
             self.resumed, parent = taken_up
             self._housekeeping.ledger.resumed_from = self.resumed.name
+            if together is None and tiers is None:
+                # Every byte of it has just been checked.
+                self._housekeeping.ledger.verified.add(self.resumed.name)
         self._persister = Worker("holdfast-persist", idle=self._telemetry.flush, polite=True)
         self._copier = Worker("holdfast-copy")
         ranks = None if together is None else (together.team.rank, together.team.world)
@@ -171,8 +178,7 @@ class Session:
         self._telemetry.flush()
 
     def _after_commit(self, committed: Committed) -> None:
-        if self.together is None or self.together.leads:
-            self._housekeeping.after_commit(committed)
+        self._housekeeping.after_commit(committed)
         if self._tiers is not None:
             self._tiers.committed(str(committed.name), committed.manifest)
 
@@ -390,6 +396,8 @@ class Session:
             self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=ending, why=reason or ""))
             self._fence.remove()
             self.stopping.close()
+            # A run that was told to stop has no time for it; the next one reads back and prunes.
+            self._housekeeping.close(_READ_BACK_SECONDS if ending == "finished" else 0.0)
             if self._tiers is not None:
                 self._tiers.close(self._settings.wait_limit_seconds, durable=ending != "error")
             self._telemetry.flush()

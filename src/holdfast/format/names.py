@@ -62,3 +62,8 @@ def of_rank(file: str, rank: int) -> str:
     """
     stem, dot, suffix = file.rpartition(".")
     return f"{stem}-r{rank:05d}{dot}{suffix}"
+
+
+def is_of_rank(file: str, rank: int) -> bool:
+    """Whether `of_rank` made this name."""
+    return file.rpartition(".")[0].endswith(f"-r{rank:05d}")
