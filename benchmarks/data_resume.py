@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from holdfast.data.digest import with_indices
 from holdfast.data.torch_feed import Feed
 from options import parse_options
 from scoreboard import Scoreboard
@@ -37,10 +38,12 @@ def loader(workers: int) -> DataLoader[Any]:
 
 
 def state_at_90_percent() -> dict[str, Any]:
-    feed = Feed(loader(0), name="train", seed=0)
+    feed = Feed(loader(0), name="train", seed=None)
     next(feed.batches(3))
     state = feed.state_dict()
-    state["position"]["consumed"] = SKIPPED * BATCH
+    generator = torch.Generator().manual_seed(state["source"]["order"]["seed"])
+    handed_out = torch.randperm(SAMPLES, generator=generator)[: SKIPPED * BATCH]
+    state["position"] |= {"consumed": SKIPPED * BATCH, "digest": with_indices(0, handed_out.tolist())}
     return state
 
 
@@ -58,7 +61,7 @@ def main() -> None:
     for workers in (0, 2):
 
         def resume(workers: int = workers) -> Any:
-            feed = Feed(loader(workers), name="train", seed=0)
+            feed = Feed(loader(workers), name="train", seed=None)
             feed.load_state_dict(state)
             return feed.batches(3)
 

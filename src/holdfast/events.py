@@ -48,6 +48,8 @@ class RunStarted(Event):
     writer_epoch: int
     # The settings that say when to save, as the user wrote them.
     policy: str = ""
+    # What the policy starts from: with it and the journal, every decision can be made again.
+    decides: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,11 @@ class LastSign(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SaveDecided(Event):
+    """`numbers` are what the decision was made from; see `policy/made_again.py`."""
+
     step: int
     reason: str
+    numbers: dict[str, float | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

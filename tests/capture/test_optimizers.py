@@ -6,6 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from round_trip import Holder, images_of, same_bits, states_of
 from torch import nn
 from torch.optim import lr_scheduler
 
+import holdfast
 from holdfast.capture.torch_optimizer import TrackedOptimizer
 from holdfast.capture.torch_registry import restore_all, track
 from holdfast.errors import IncompatibleState
@@ -325,3 +327,34 @@ def test_the_memory_of_replaced_moments_is_given_back_behind_a_restore() -> None
     assert gone.wait(30)
     restored = saved["state_dict"]["state"][0]["exp_avg"]
     assert optimizer.state[parameter]["exp_avg"].data_ptr() == restored.data_ptr()
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
+def test_settings_that_the_checkpoint_overrules_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scheduled: bool
+) -> None:
+    def build(lr: float, decay: float) -> dict[str, Any]:
+        model = torch.nn.Linear(2, 2)
+        opt = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
+        tracked: dict[str, Any] = {"model": model, "opt": opt}
+        if scheduled:
+            tracked["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+        return tracked
+
+    def train(tracked: dict[str, Any], steps: int) -> None:
+        with holdfast.Run(tmp_path, every="1000 steps", **tracked) as run:
+            for _ in range(steps):
+                tracked["model"](torch.ones(1, 2)).sum().backward()
+                tracked["opt"].step()
+                tracked["opt"].zero_grad()
+                if scheduled:
+                    tracked["scheduler"].step()
+                run.end_step()
+
+    train(build(0.1, 0.0), 3)
+    train(build(0.1, 0.0), 1)
+    assert "goes on as it was saved" not in caplog.text, "a schedule is no change"
+    train(build(0.2, 0.5), 1)
+    assert "lr is 0.1 (0.2 in the script)" in caplog.text
+    assert "weight_decay is 0.0 (0.5 in the script)" in caplog.text
+    assert "betas" not in caplog.text

@@ -25,7 +25,7 @@ from holdfast.integrations.torch_dcp import HoldfastWriter
 
 def take_over(base: Path, rank: int) -> dict[str, Any]:
     work = Training("fsdp", rank)
-    with holdfast.Run(base / "fsdp", every="1000 steps", wait_limit=30.0, **work.tracked) as run:
+    with holdfast.Run(base / "fsdp", every="1000 steps", seed=0, wait_limit=30.0, **work.tracked) as run:
         run.save_now("as it was").wait()
         taken = work.whole()
         weights, moments = get_state_dict(work.model, work.optimizer)

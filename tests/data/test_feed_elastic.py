@@ -85,7 +85,7 @@ def test_ranks_1_2_3_2_in_the_middle_of_an_epoch_lose_and_repeat_nothing(tmp_pat
     (epoch,) = report.passes
     assert (epoch.samples, epoch.exactly_once, epoch.finished, epoch.padding) == (101, True, True, 1)
     # Whoever loads a sample, its augmentation is the same.
-    alone = Feed(DataLoader(Noisy(101), 101), name="x", seed=7)
+    alone = Feed(DataLoader(Noisy(101), 101), name="train", seed=7)
     assert set(rows) == {tuple(row.tolist()) for row in next(alone.batches(0))}
 
 

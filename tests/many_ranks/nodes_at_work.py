@@ -112,7 +112,7 @@ def train_on_nodes(
     def tell() -> None:
         (talk / f"told-{rank}.json").write_text(json.dumps(told))
 
-    with holdfast.Run(job.run, tiers=tiers, **words, **work.tracked) as run:
+    with holdfast.Run(job.run, tiers=tiers, **{"seed": 0, **words}, **work.tracked) as run:
         if run.resumed is not None:
             told["resumed"] = {
                 "step": run.resumed.step, "tier": run.resumed.tier, "read": dict(run.resumed.bytes_by_tier),

@@ -195,7 +195,9 @@ def train(
 ) -> dict[str, Any]:
     work = Training(kind, rank)
     losses = []
-    with holdfast.Run(folder, **{"every": "2 steps", "wait_limit": 30.0, **options}, **work.tracked) as run:
+    with holdfast.Run(
+        folder, **{"every": "2 steps", "wait_limit": 30.0, "seed": 0, **options}, **work.tracked
+    ) as run:
         for _ in run.epochs(epochs):
             for _, x, y in run.batches(work.loader):
                 loss = work.step(x, y)
@@ -211,7 +213,9 @@ def save_part_way(folder: Path, kind: str, rank: int, steps: int = 4) -> dict[st
     """Some steps, then a checkpoint; says what it holds and which samples it saw."""
     work = Training(kind, rank)
     seen: list[int] = []
-    with holdfast.Run(folder, every="1000 steps", wait_limit=30.0, on_stop="return", **work.tracked) as run:
+    with holdfast.Run(
+        folder, every="1000 steps", seed=0, wait_limit=30.0, on_stop="return", **work.tracked
+    ) as run:
         for _ in run.epochs(1):
             for index, x, y in run.batches(work.loader):
                 seen += index.tolist()
@@ -226,7 +230,7 @@ def save_part_way(folder: Path, kind: str, rank: int, steps: int = 4) -> dict[st
 def look_at(folder: Path, kind: str, rank: int) -> dict[str, Any]:
     """Restore, say what was restored, and read the rest of the epoch without training on it."""
     work = Training(kind, rank)
-    with holdfast.Run(folder, every="1000 steps", wait_limit=30.0, **work.tracked) as run:
+    with holdfast.Run(folder, every="1000 steps", seed=0, wait_limit=30.0, **work.tracked) as run:
         assert run.resumed is not None
         answer = {
             "whole": work.whole(), "own": work.own(), "step": run.step, "read": run.resumed.bytes,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Any
 
 import torch
 
+from holdfast.capture.changed_settings import overruled
 from holdfast.capture.torch_free_behind import free_behind, host_tensors
 from holdfast.errors import IncompatibleState
 
+log = logging.getLogger("holdfast")
 _UNNAMED = "?"
 
 
@@ -162,6 +165,13 @@ class TrackedOptimizer:
                 if isinstance(value, torch.Tensor) and isinstance(was.get(name), torch.Tensor):
                     group[name] = value.to(was[name].device)
         free_behind(replaced)
+        if differences := overruled(before, self.optimizer.param_groups):
+            log.warning(
+                "holdfast: %r goes on as it was saved: %s; to change it, set optimizer.param_groups inside "
+                "the with block",
+                self.key,
+                differences,
+            )
 
     def _undo_casts(self, saved: Mapping[int, Any]) -> None:
         # Optimizer.load_state_dict casts every state tensor to its parameter's dtype: float32 moments of

@@ -53,7 +53,10 @@ class Listed:
 
 def shuffled(size: int, seed: int, epoch: int) -> Order:
     """A pseudo-random permutation of range(size), the same on every machine."""
-    key = derive(FOR_ORDER, seed, epoch)
+    return shuffled_by(size, derive(FOR_ORDER, seed, epoch))
+
+
+def shuffled_by(size: int, key: int) -> Order:
     if size > _SHUFFLE_LIMIT:
         return _Scrambled(size, key)
     # RandomState and not Generator: only its streams are promised never to change (NEP 19).

@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
+from holdfast.data.seeding import derive
 from holdfast.errors import IncompatibleState, SetupError
 
-VERSION = 1
+# 2 since passes know their recipe. Positions of version 1 are read, and their pass ends as it was begun.
+VERSION = 2
+RECIPE = 2  # what goes into the seeds of a new pass; see `Position.key`
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +21,27 @@ class Position:
 
     `passes` counts whole passes over one epoch's number (a validation set read twice), `served` this rank's
     batches since the run began, `batches` those of this pass, whichever number of ranks they were handed to.
-    `seed` is the seed that this pass was begun with.
+    `seed` is the seed that this pass was begun with, None where torch's own draws decide it. `digest` is
+    that of the indices handed out, None where nobody counted.
     """
 
     epoch: int
-    seed: int
+    seed: int | None
     consumed: int = 0
     served: int = 0
     passes: int = 0
     finished: bool = False
     batches: int = 0
+    digest: int | None = None
+    recipe: int = 1
+
+    def key(self, purpose: int, salt: int) -> int:
+        """What the random numbers of this pass begin with. `salt` stands for the loader, and for the rank
+        where that reads data of its own: loaders of equal length must not have one order, nor ranks one
+        stream."""
+        if self.recipe == 1:
+            return derive(purpose, self.seed or 0, self.epoch)
+        return derive(purpose, self.seed or 0, self.epoch, salt, self.passes)
 
 
 class Begin(Enum):
@@ -55,12 +69,12 @@ def begin(at: Position | None, *, restored: bool, epoch: int, name: str) -> Begi
     return Begin.NOTHING if restored else Begin.AFRESH
 
 
-def after(at: Position | None, epoch: int, seed: int) -> Position:
+def after(at: Position | None, epoch: int, seed: int | None) -> Position:
     """The beginning of a new pass."""
+    new = Position(epoch=epoch, seed=seed, digest=0, recipe=RECIPE)
     if at is None:
-        return Position(epoch=epoch, seed=seed)
-    passes = at.passes + 1 if at.epoch == epoch else 0
-    return Position(epoch=epoch, seed=seed, served=at.served, passes=passes)
+        return new
+    return replace(new, served=at.served, passes=at.passes + 1 if at.epoch == epoch else 0)
 
 
 @dataclass(frozen=True)
@@ -88,9 +102,9 @@ def position_to_state(at: Position | None, shape: Shape) -> dict[str, Any]:
 
 def position_from_state(state: Mapping[str, Any], name: str) -> tuple[Position | None, Shape]:
     try:
-        if state["version"] != VERSION:
+        if state["version"] not in (1, VERSION):
             raise IncompatibleState(
-                f"the data position of {name!r} has version {state['version']}, not {VERSION}",
+                f"the data position of {name!r} has version {state['version']}, newer than {VERSION}",
                 hint="resume with the version of holdfast that wrote it, or a newer one",
             )
         raw = state["position"]
@@ -123,4 +137,4 @@ def _count(size: int | None) -> str:
 
 def restarted(at: Position) -> Position:
     """The same epoch from its beginning."""
-    return replace(at, consumed=0, batches=0, finished=False)
+    return replace(at, consumed=0, batches=0, finished=False, digest=None if at.digest is None else 0)

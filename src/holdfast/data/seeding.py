@@ -27,6 +27,7 @@ FOR_ITERABLE = 5
 _FOR_BATCH = 0x5851F42D4C957F2D
 
 _loading: int | None = None
+_place: int | None = None
 
 
 def mix(number: int) -> int:
@@ -86,10 +87,15 @@ def batch_seed(base: int, first_index: Any) -> int:
     return mix(index_seed(base, first_index) ^ _FOR_BATCH)
 
 
-def begin_loading(base: int | None) -> None:
-    """Tell `sample_seed` which (seed, epoch) is being loaded. For the loading code only."""
-    global _loading
-    _loading = base
+def placed(seed: int, place: int) -> int:
+    """The seed of a sample at one place of the order: a sampler may give an index twice."""
+    return mix(seed ^ mix(place))
+
+
+def begin_loading(base: int | None, place: int | None = None) -> None:
+    """Tell `sample_seed` which (seed, epoch) is being loaded, and which place. For the loading code only."""
+    global _loading, _place
+    _loading, _place = base, place
 
 
 def sample_seed(index: Any) -> int:
@@ -102,4 +108,5 @@ def sample_seed(index: Any) -> int:
     The default generators of Python, NumPy and torch need no such call: they are seeded for every sample.
     Outside a holdfast loader it answers as if the run's seed and the epoch were zero.
     """
-    return index_seed(derive(FOR_SAMPLES, 0, 0) if _loading is None else _loading, index)
+    seed = index_seed(derive(FOR_SAMPLES, 0, 0) if _loading is None else _loading, index)
+    return seed if _place is None else placed(seed, _place)

@@ -10,6 +10,12 @@ from holdfast.data.split import Turn
 
 
 class Source(Protocol):
+    # Stands for the loader in the seeds that are ours, and for the rank unless ranks share one order.
+    salt: int
+    shares_order: bool
+    # Whether indices that are passed over after a restart are compared with those that were handed out.
+    checks_indices: bool
+
     @property
     def shape(self) -> Shape: ...
 
@@ -42,4 +48,8 @@ class Source(Protocol):
     def open(self, at: Position) -> Iterator[tuple[Turn, Any]]:
         """The batches from `at` on, each with the turn that asked for it. Leaves training's generators
         alone."""
+        ...
+
+    def close(self) -> None:
+        """End what outlives a pass."""
         ...

@@ -5,13 +5,17 @@ The position moves when a batch is handed out, never when a worker loads ahead.
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NoReturn
 
 from holdfast.data.audit_log import AuditRecord
+from holdfast.data.digest import with_indices
 from holdfast.data.position import (
     Begin,
     Position,
@@ -23,17 +27,22 @@ from holdfast.data.position import (
     position_to_state,
     restarted,
 )
+from holdfast.data.seeding import derive
 from holdfast.data.split import Turn
 from holdfast.data.torch_sources import source_of
 from holdfast.errors import IncompatibleState, SetupError
+
+log = logging.getLogger("holdfast")
 
 
 class Feed:
     """One loader, its position, and the batches that remain.
 
-    `seed` and the epoch decide the order of a shuffling loader and, with `seed_samples`, the randomness
-    inside every sample. With several ranks the order is split between them; `split=False` gives every rank
-    all of it. `changed_data="restart"` begins the epoch again if the dataset is not the one that was saved.
+    Without a `seed` the loader is read as torch reads it: what it draws decides the order and the samples.
+    With one, the seed, the epoch and the name decide the order of a shuffling loader and, with
+    `seed_samples`, the randomness inside every sample; several ranks split that order between them, and
+    `split=False` gives every rank all of it. `changed_data="restart"` begins the epoch again if the dataset
+    is not the one that was saved.
 
     `whole_passes` is for evaluation: every call of `batches` gives a whole pass, whatever was saved. `steps`
     gives a value that changes with every step of training; where it is given, a loader that no step was ever
@@ -47,7 +56,7 @@ class Feed:
         loader: Any,
         *,
         name: str,
-        seed: int,
+        seed: int | None,
         rank: int = 0,
         world: int = 1,
         seed_samples: bool = True,
@@ -71,7 +80,10 @@ class Feed:
         self.limit = limit
         if not split:
             rank, world = 0, 1
-        self._source = source_of(loader, seed_samples=seed_samples, rank=rank, world=world)
+        self._make = partial(source_of, loader, seed_samples=seed_samples, rank=rank, world=world)
+        self._rank = rank
+        self._source = self._make(as_torch=seed is None)
+        self._is_old_way = False  # the pass under way was begun by the other of the two ways, and ends by it
         self._at: Position | None = None
         self._restored = False
         self._calls = 0
@@ -87,8 +99,12 @@ class Feed:
             self._trained_on = not self._whole_passes and (self._steps(),) != self._steps_at_batch
         return self._trained_on
 
-    def batches(self, epoch: int) -> Iterator[Any]:
-        """The batches of `epoch` that training has not had yet.
+    @property
+    def batches_done(self) -> int:
+        return 0 if self._at is None or self._at.finished else self._at.batches
+
+    def batches(self, epoch: int, *, counted: bool = True) -> Iterator[Any]:
+        """The batches of `epoch` that training has not had yet. `counted`: epochs are counted by the run.
 
         A pass that was left unfinished is continued; a finished one is given whole again, except that right
         after a restart the epoch that had been finished gives nothing the first time.
@@ -96,41 +112,48 @@ class Feed:
         restored, self._restored = self._restored, False
         self._calls += 1
         what = begin(self._at, restored=restored, epoch=epoch, name=self.name)
-        if not self.trained_on:
+        if not self.trained_on or (what is Begin.REST and self._seed is None and not restored):
+            # A loop that was left and begun again begins again, as it does over the loader itself.
             what = Begin.AFRESH
-        if what is Begin.NOTHING:
+        if what is Begin.NOTHING and counted:
             return iter(())
-        if what is Begin.AFRESH or self._at is None:
+        if what is not Begin.REST or self._at is None:
+            if self._is_old_way:
+                self._source.close()
+                self._source, self._is_old_way = self._make(as_torch=self._seed is None), False
             self._source.begin_pass(self._at)
             self._at = after(self._at, epoch, self._seed)
-        return self._serve(self._at, self._calls)
+        self._source.salt = self._salt()
+        return _Serving(self, self._at, self._calls)
 
-    def _serve(self, at: Position, call: int) -> Iterator[Any]:
-        limit = sys.maxsize if self.limit is None else self.limit
-        turns = iter(self._source.open(at)) if at.batches < limit else iter(())
-        for turn, batch in turns:
-            self._require_newest(call)
-            if self._audit is not None:
-                self._audit(self._record(at, turn))
-            at = replace(at, consumed=turn.consumed, served=at.served + 1, batches=at.batches + 1)
-            self._at = at
-            yield from self._lend(batch)
-            self._require_newest(call)
-            if at.batches >= limit:
-                break
+    def _handing_out(self, at: Position, turn: Turn) -> Position:
+        """Before training has it: a batch that is handed out counts, whatever becomes of it."""
+        if self._audit is not None:
+            self._audit(self._record(at, turn))
+        counts = at.digest is not None and self._source.checks_indices
+        digest = with_indices(at.digest or 0, turn.items) if counts else None
+        self._at = replace(
+            at, consumed=turn.consumed, served=at.served + 1, batches=at.batches + 1, digest=digest
+        )
+        return self._at
+
+    def _lend(self) -> None:
+        """From here on, notice the step that may be made before the next batch is asked for."""
+        self._steps_at_batch = None if self._steps is None else (self._steps(),)
+
+    def _take_back(self) -> None:
+        self._trained_on = self.trained_on
+        self._steps_at_batch = None
+
+    def _passed(self, at: Position, *, is_whole: bool) -> None:
         self._at = replace(at, finished=True)
         # One that was cut short is not whole, and the audit does not ask that it be.
-        if self._audit is not None and at.batches < limit:
+        if self._audit is not None and is_whole:
             self._audit(replace(self._record(at, Turn([], at.consumed, 0)), ended=True))
 
-    def _lend(self, batch: Any) -> Iterator[Any]:
-        """Hand a batch out, and notice the step that may be made before it comes back."""
-        self._steps_at_batch = None if self._steps is None else (self._steps(),)
-        try:
-            yield batch
-        finally:
-            self._trained_on = self.trained_on
-            self._steps_at_batch = None
+    def close(self) -> None:
+        """Workers that stay from pass to pass end here."""
+        self._source.close()
 
     def _require_newest(self, call: int) -> None:
         if call != self._calls:
@@ -166,12 +189,21 @@ class Feed:
         if at is None:
             return
         self._trained_on = bool(state["trained_on"]) and not self._whole_passes
+        if (at.seed is None) != (self._seed is None) and self.trained_on and not at.finished:
+            self._say_other_way(at)
+            self._source.close()
+            self._source, self._is_old_way = self._make(as_torch=at.seed is None), True
         changes = differences(saved, self._source.shape)
         if changes and self.trained_on and not at.finished:
             at = self._after_change(at, "; ".join(changes))
-        elif not changes:
+        elif not changes and self._is_source_of(at):
             self._source.put_back(dict(state["source"]), at)
-        if at.seed != self._seed and self.trained_on and not at.finished:
+        if (
+            None not in (at.seed, self._seed)
+            and at.seed != self._seed
+            and self.trained_on
+            and not at.finished
+        ):
             warnings.warn(
                 f"the run's seed was {at.seed} and is {self._seed}: epoch {at.epoch} of the loader "
                 f"{self.name!r} goes on with the old one, so that every sample comes once; the next epoch "
@@ -179,6 +211,26 @@ class Feed:
                 stacklevel=2,
             )
         self._at, self._restored = at, True
+
+    def _salt(self) -> int:
+        """The loader by its name; and the rank, where ranks do not share one order."""
+        name = zlib.crc32(self.name.encode())
+        return name if self._source.shares_order else derive(name, self._rank)
+
+    def _is_source_of(self, at: Position) -> bool:
+        """Whether what is kept with `at` was kept by the way that reads now."""
+        return ((at.seed is None) == (self._seed is None)) is not self._is_old_way
+
+    def _say_other_way(self, at: Position) -> None:
+        old, new = "torch's own draws", f"seed {self._seed} of the run"
+        if self._seed is None:
+            old, new = f"seed {at.seed} of the run", "torch's own draws, as without holdfast"
+        log.warning(
+            "holdfast: epoch %d of the loader %r was begun with data decided by %s, and ends with "
+            "it; from the next "
+            "epoch on %s decide",
+            at.epoch, self.name, old, new,
+        )  # fmt: skip
 
     @property
     def shape(self) -> Shape:
@@ -199,6 +251,7 @@ class Feed:
     def follow(self, before: Feed) -> None:
         """Count on from `before`, whose loader this one's replaces. Only between passes."""
         self._at = before._at
+        before.close()
         self._trained_on = before.trained_on and not self._whole_passes
 
     def _after_change(self, at: Position, what: str) -> Position:
@@ -213,3 +266,53 @@ class Feed:
             f"the loader {self.name!r} is not the one that was saved in epoch {at.epoch}: {what}",
             hint='finish the epoch with the old data, or pass changed_data="restart" to begin it again',
         )
+
+
+class _Serving:
+    """The batches of one pass, from a position on. A class and not a generator: an error that is caught by
+    the loop must not end the epoch."""
+
+    def __init__(self, feed: Feed, at: Position, call: int) -> None:
+        self._feed = feed
+        self._at = at
+        self._call = call
+        self._limit = sys.maxsize if feed.limit is None else feed.limit
+        self._is_over = False
+        # Now and not with the first batch: torch draws and starts workers when `iter` is called.
+        self._turns = iter(feed._source.open(at)) if at.batches < self._limit else iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        feed = self._feed
+        if self._is_over:
+            raise StopIteration
+        feed._take_back()
+        feed._require_newest(self._call)
+        if self._at.batches >= self._limit:
+            self._end()
+        try:
+            turn, batch = next(self._turns)
+        except StopIteration:
+            self._end()
+        except Exception:
+            # torch leaves out a batch that cannot be loaded, and so do we.
+            if (failed := getattr(self._turns, "failed", None)) is not None:
+                self._at = feed._handing_out(self._at, failed)
+            raise
+        feed._require_newest(self._call)
+        self._at = feed._handing_out(self._at, turn)
+        feed._lend()
+        return batch
+
+    def __del__(self) -> None:
+        # A loop that was left: steps from now on are not made on this loader's batch.
+        if not getattr(self, "_is_over", True) and self._call == self._feed._calls:
+            self._feed._take_back()
+
+    def _end(self) -> NoReturn:
+        self._is_over = True
+        self._turns = iter(())
+        self._feed._passed(self._at, is_whole=self._at.batches < self._limit)
+        raise StopIteration

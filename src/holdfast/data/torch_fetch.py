@@ -1,4 +1,5 @@
-"""Loads the samples of one batch, each on generators seeded for (seed, epoch, index).
+"""Loads the samples of one batch, each on generators seeded for (seed, epoch, index), and for its place
+where an index may come twice.
 
 So an augmentation depends on its sample alone: not on workers, batch size, ranks or what was loaded before.
 Training's generators are left as they were found.
@@ -11,11 +12,13 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
-from holdfast.data.seeding import batch_seed, begin_loading, index_seed, index_seeds
+from holdfast.data.seeding import batch_seed, begin_loading, index_seed, index_seeds, placed
 from holdfast.data.torch_streams import STREAMS, Stream
 
 PROBED_SAMPLES = 4
-Request = tuple[int, Any]  # (what stands for seed and epoch, the indices or the one index)
+# What stands for seed and epoch; the indices or the one index; where an index may come twice, the places of
+# the order that they have: the first, and how far it is to the next.
+Request = tuple[int, Any] | tuple[int, Any, tuple[int, int]]
 
 
 class SeededFetch(Dataset[Any]):
@@ -32,6 +35,8 @@ class SeededFetch(Dataset[Any]):
         self._collate = collate
         self._batched = batched
         self._seeded = seeded
+        self._base = 0
+        self._places: tuple[int, int] | None = None
         self._drawn_from: list[Stream] | None = None
         self._marks: dict[Stream, Any] | None = None
 
@@ -43,11 +48,13 @@ class SeededFetch(Dataset[Any]):
         return {**self.__dict__, "_drawn_from": None, "_marks": None}  # streams belong to a process
 
     def __getitem__(self, request: Request) -> Any:
-        base, indices = request
+        base, indices, *rest = request
+        self._places = rest[0] if rest else None
         if not self._seeded:
             return self._load(indices, None)
         in_process = get_worker_info() is None
-        begin_loading(base)
+        self._base = base
+        begin_loading(base, self._places[0] if self._places else None)
         marks = self._marks
         if marks is None:
             marks = {stream: stream.mark() for stream in STREAMS}
@@ -84,9 +91,11 @@ class SeededFetch(Dataset[Any]):
 
     def _load(self, indices: Any, seeder: _Seeder | None) -> Any:
         dataset = self._dataset
+        places = self._places if self._seeded else None
         if not self._batched:
             if seeder is not None:
-                seeder.seed(index_seed(seeder.base, indices))
+                seed = index_seed(seeder.base, indices)
+                seeder.seed(placed(seed, places[0]) if places else seed)
             return self._collate(dataset[indices])
         whole = getattr(dataset, "__getitems__", None)
         if whole:
@@ -94,6 +103,8 @@ class SeededFetch(Dataset[Any]):
             if seeder is not None:
                 seeder.batch(indices)
             samples = whole(indices)
+        elif places is not None:
+            samples = self._load_placed(indices, places, seeder)
         elif seeder is None:
             samples = [dataset[index] for index in indices]
         else:
@@ -104,6 +115,16 @@ class SeededFetch(Dataset[Any]):
         if seeder is not None:
             seeder.batch(indices)
         return self._collate(samples)
+
+    def _load_placed(self, indices: Any, places: tuple[int, int], seeder: _Seeder | None) -> list[Any]:
+        samples = []
+        for number, index in enumerate(indices):
+            place = places[0] + number * places[1]
+            begin_loading(self._base, place)
+            if seeder is not None:
+                seeder.seed(placed(index_seed(seeder.base, index), place))
+            samples.append(self._dataset[index])
+        return samples
 
 
 class _Seeder:

@@ -12,12 +12,16 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, get_worker_info
 
 from holdfast.data.seeding import derive
+from holdfast.data.torch_generators import held_by_dataset
+from holdfast.data.torch_plain_fetch import Moving, States
 from holdfast.data.torch_streams import STREAMS
 
 
 class Ask(NamedTuple):
     """One request to a reader for its `nth` batch of a pass. A reader's first request says where it begins:
-    at a state, at its end, or (neither) at the beginning. `discard` asks for reading without collating."""
+    at a state, at its end, or (neither) at the beginning. `discard` asks for reading without collating,
+    `streams` puts a worker's streams where they were, and one that is `skipped` only keeps the workers'
+    turns."""
 
     number: int
     base: int
@@ -26,6 +30,8 @@ class Ask(NamedTuple):
     start: Any
     at_end: bool
     discard: bool
+    streams: States | None = None
+    skipped: bool = False
 
 
 class Answer(NamedTuple):
@@ -35,6 +41,8 @@ class Answer(NamedTuple):
     state: Any
     last: bool
     empty: bool = False
+    streams: States | None = None
+    skipped: bool = False
 
 
 class Pull(Dataset[Any]):
@@ -53,6 +61,7 @@ class Pull(Dataset[Any]):
         drop_last: bool,
         seeded: bool,
         with_state: bool,
+        with_streams: bool = False,
     ) -> None:
         self._dataset = dataset
         self._collate = collate
@@ -60,6 +69,8 @@ class Pull(Dataset[Any]):
         self._drop_last = drop_last
         self._seeded = seeded
         self._with_state = with_state
+        self._with_streams = with_streams
+        self._moving: Moving | None = None
         self._pass = -1
         self._items: Iterator[Any] = iter(())
 
@@ -67,7 +78,29 @@ class Pull(Dataset[Any]):
     def dataset(self) -> Any:
         return self._dataset
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_moving": None}  # streams belong to a process
+
     def __getitem__(self, ask: Ask) -> Answer:
+        if self._with_streams:
+            return self._on_own_streams(ask)
+        return self._answer(ask)
+
+    def _on_own_streams(self, ask: Ask) -> Answer:
+        """On those of this process, as torch leaves them; a worker says where they stand behind the batch."""
+        info = get_worker_info()
+        if info is not None and self._moving is None:
+            self._moving = Moving([*STREAMS, *held_by_dataset(self._dataset)])
+        if ask.skipped:
+            return Answer(None, None, last=False, skipped=True)
+        if ask.number != self._pass:
+            self._begin(ask)
+            if ask.streams is not None and self._moving is not None:
+                self._moving.put_back(ask.streams)
+        answer = self._next(ask.discard)
+        return answer if self._moving is None else answer._replace(streams=self._moving.states())
+
+    def _answer(self, ask: Ask) -> Answer:
         in_process = get_worker_info() is None
         marks = [stream.mark() for stream in STREAMS] if in_process and self._seeded else []
         try:

@@ -6,12 +6,15 @@ never draws from training's generators.
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils.worker import _generate_state
 
 from holdfast.data.worker_signals import outlive_signals_of_the_job
 
@@ -29,7 +32,7 @@ class Requests:
 
 
 def rebuild(
-    loader: DataLoader[Any], answering: Dataset[Any], requests: Requests, worker_seeds: torch.Generator
+    loader: DataLoader[Any], answering: Dataset[Any], requests: Requests, worker_seeds: torch.Generator | None
 ) -> DataLoader[Any]:
     if not loader.in_order:
         warnings.warn(
@@ -41,7 +44,7 @@ def rebuild(
             "multiprocessing_context": loader.multiprocessing_context,
             "prefetch_factor": loader.prefetch_factor,
             "persistent_workers": loader.persistent_workers,
-            "worker_init_fn": _WorkerStart(loader.worker_init_fn),
+            "worker_init_fn": WorkerStart(loader.worker_init_fn),
         }
     if loader.pin_memory_device:
         options["pin_memory_device"] = loader.pin_memory_device
@@ -64,11 +67,15 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-class _WorkerStart:
-    """Runs the user's `worker_init_fn`, for which the worker's dataset is the user's own, as it was."""
+class WorkerStart:
+    """Runs the user's `worker_init_fn`, for which the worker's dataset is the user's own, as it was.
+
+    With a `base_seed` the worker begins as the one began that it stands in for after a restart.
+    """
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
+        self.base_seed: int | None = None
 
     def __call__(self, worker: int) -> None:
         outlive_signals_of_the_job()
@@ -77,5 +84,61 @@ class _WorkerStart:
             wrapped: Any = info.dataset
             # It is frozen once made; hiding our wrapper is worth going round that.
             object.__setattr__(info, "dataset", wrapped.dataset)
+        if self.base_seed is not None and info is not None:
+            object.__setattr__(info, "seed", self.base_seed + worker)
+            _seed_as_torch_does(self.base_seed, worker)
         if self._users is not None:
             self._users(worker)
+
+
+def _seed_as_torch_does(base_seed: int, worker: int) -> None:
+    """The first lines of torch.utils.data._utils.worker._worker_loop."""
+    random.seed(base_seed + worker)
+    torch.manual_seed(base_seed + worker)
+    np.random.seed(_generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+
+
+class Opening:
+    """Opens a rebuilt loader, and knows the seed that its workers began with."""
+
+    def __init__(self, rebuilt: DataLoader[Any], users: DataLoader[Any]) -> None:
+        self._rebuilt = rebuilt
+        self._generator = users.generator
+        self.base_seed: int | None = None
+
+    def fresh(self) -> Iterator[Any]:
+        """As torch opens it, drawing where torch draws."""
+        opened = iter(self._rebuilt)
+        self.base_seed = getattr(opened, "_base_seed", None)
+        return opened
+
+    def again(self, base_seed: int | None) -> Iterator[Any]:
+        """With workers that begin as they did when `base_seed` was drawn. Draws from nobody's generator."""
+        start = self._rebuilt.worker_init_fn
+        self._rebuilt.generator = torch.Generator()
+        if isinstance(start, WorkerStart):
+            start.base_seed = base_seed
+        try:
+            opened = iter(self._rebuilt)
+        finally:
+            self._rebuilt.generator = self._generator
+            if isinstance(start, WorkerStart):
+                start.base_seed = None
+        self.base_seed = base_seed
+        return opened
+
+    @property
+    def is_running(self) -> bool:
+        """Whether workers of an earlier pass are there, who go on with their streams."""
+        return self._rebuilt._iterator is not None
+
+    def close(self) -> None:
+        end_workers(self._rebuilt)
+
+
+def end_workers(rebuilt: DataLoader[Any]) -> None:
+    """Persistent workers are told to end. Left to the interpreter's exit they would get SIGTERM, which they
+    outlive for the sake of a last save."""
+    iterator, rebuilt._iterator = rebuilt._iterator, None
+    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()

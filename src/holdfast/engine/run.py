@@ -24,6 +24,7 @@ from holdfast.engine.settings import CopyMode, OnNan, OnSaveError, Settings, as_
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
 from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together, claim_known
+from holdfast.engine.torch_batches import Batches
 from holdfast.engine.torch_loop import Loop
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
@@ -60,7 +61,8 @@ class Run:
       "run" is the run's own folder, which is all there is by default. See docs/tiers.md.
     - `keep`: which checkpoints stay: a number, or words: "latest 3, lowest 2 of val_loss, epoch ends"; the
       best are those that `report` told of, and what shall be kept is saved. See docs/policies.md.
-    - `seed`: the order of the data is a function of it and of the epoch.
+    - `seed`: None leaves the data to torch's own draws, as without holdfast. With a number, order and
+      samples are a function of it, the epoch and the loader's name; see docs/data.md.
     - `on_save_error`: "warn" (training goes on, a later boundary tries again) or "raise". If the last state
       of all cannot be saved, leaving the block raises why, whatever this says.
     - `on_nan`: when the loss that `end_step` is given is not finite: "warn" (training goes on, and the newest
@@ -91,7 +93,7 @@ class Run:
         convergence: ConvergenceSettings | None = None,
         tiers: Sequence[str | Tier] | None = None,
         keep: int | str | Retention = 2,
-        seed: int = 0,
+        seed: int | None = None,
         on_save_error: OnSaveError = "warn",
         on_nan: OnNan = "warn",
         copy: CopyMode = "auto",
@@ -248,17 +250,19 @@ class Run:
         limit: int | None = None,
         whole_passes: bool = False,
         changed_data: Literal["error", "restart"] = "error",
-    ) -> Iterator[Any]:
+        seeds: Literal["torch", "sample"] | None = None,
+    ) -> Batches:
         """The batches of this epoch that training has not seen yet, in their fixed order.
 
         Without `end_step`, pulling the next batch after an optimizer step is the boundary. `limit` ends the
         epoch after so many batches, counting those before a restart. `whole_passes` is for evaluation: every
         call gives the whole loader. `changed_data="restart"` begins the epoch again if the dataset is not the
-        one that was saved.
+        one that was saved. `seeds="sample"` seeds every sample by (seed, epoch, index), whoever loads it;
+        "torch" leaves that to torch; the default follows `Run(seed=)`.
         """
         self._require_open()
         return self._loop.batches(
-            loader, name, limit=limit, whole_passes=whole_passes, changed_data=changed_data
+            loader, name, limit=limit, whole_passes=whole_passes, changed_data=changed_data, seeds=seeds
         )
 
     def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
@@ -276,6 +280,7 @@ class Run:
         session = self._session
         if session is None:
             session = self._require_open()
+        session.boundary.ended_by_hand = True
         session.end_step(loss, metrics, stepped=stepped)
 
     def report(self, **metrics: float) -> None:

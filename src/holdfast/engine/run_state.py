@@ -13,7 +13,7 @@ class RunState:
     role = "state"
     keeps_devices = True
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
         self.step = 0
         self.epoch = 0
         self.seed = seed

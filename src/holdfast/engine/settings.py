@@ -17,7 +17,8 @@ CopyMode = Literal["auto", "overlapped", "blocking"]
 class Settings:
     """What the engine itself needs to know; policy and retention have settings of their own."""
 
-    seed: int = 0
+    # None: what torch draws decides the data.
+    seed: int | None = None
     on_save_error: OnSaveError = "warn"
     on_nan: OnNan = "warn"
     copy: CopyMode = "auto"
@@ -37,8 +38,9 @@ class Settings:
             raise SetupError(f"on_nan={self.on_nan!r}", hint='use "warn", "stop" or "rewind"')
         if self.copy not in ("auto", "overlapped", "blocking"):
             raise SetupError(f"copy={self.copy!r}", hint='use "auto", "overlapped" or "blocking"')
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise SetupError(f"seed={self.seed!r}", hint="use a whole number, 0 or larger")
+        seed = 0 if self.seed is None else self.seed
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise SetupError(f"seed={self.seed!r}", hint="use a whole number, 0 or larger, or None")
         if self.wait_limit_seconds <= 0:
             raise SetupError(
                 f"wait_limit={self.wait_limit_seconds!r}", hint="use a positive number of seconds"

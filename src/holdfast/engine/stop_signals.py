@@ -31,6 +31,9 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.number = 0
+        # When a scheduler's warning came, by the monotonic clock; None if it was another signal.
+        self.warned_at: float | None = None
         self._interrupted_at: float | None = None
         self._previous: dict[int, Any] = {}
         self._owner = os.getpid()
@@ -65,7 +68,15 @@ class StopSignals:
             return
         if number == signal.SIGINT and self._insists():
             signal.default_int_handler(number, frame)
-        if self.reason is None:
+        first = self.reason is None
+        if first and number in _IF_UNUSED:
+            self.warned_at = SystemClock().monotonic()
+        elif self.warned_at is not None and number not in _IF_UNUSED:
+            # Meant in earnest: it comes on top of a warning that may have been put off.
+            self.warned_at = None
+            first = True
+        if first:
+            self.number = number
             self.reason = CTRL_C if number == signal.SIGINT else signal.Signals(number).name
 
     def _insists(self) -> bool:

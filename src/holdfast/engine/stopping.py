@@ -7,7 +7,7 @@ by itself: saving and leaving are the session's.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from holdfast.clock import Clock
@@ -17,6 +17,7 @@ from holdfast.jobs import exit_codes
 from holdfast.jobs.attempts import SAYS_DEADLINE, SAYS_NOTICE
 from holdfast.jobs.deadline import GivenDeadline, as_monotonic, find_deadline, parse_deadline
 from holdfast.jobs.environment import WallDeadline, detect
+from holdfast.jobs.limit_warning import announces_the_limit
 from holdfast.jobs.notices import Notice, NoticePoller
 from holdfast.jobs.spot_machine import Spot, spot_poller
 
@@ -40,12 +41,16 @@ class Stopping:
         deadline: WallDeadline | None = None,
         notices: NoticePoller | None = None,
         on_stop: OnStop = "exit",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.signals = StopSignals()
         self.on_stop = on_stop
         self.deadline: float | None = None if deadline is None else as_monotonic(deadline, clock)
         self._deadline_source = "" if deadline is None else deadline.source
         self._notices = notices
+        self._environ = os.environ if environ is None else environ
+        # Whether saves were measured, so that the last one before the deadline is timed by that.
+        self.last_save_is_planned: Callable[[], bool] = lambda: False
         self._final_save_taken = False
         self._agreed: tuple[str, int] | None = None
         self._halted: str | None = None
@@ -72,7 +77,8 @@ class Stopping:
     ) -> Stopping:
         environ = os.environ if environ is None else environ
         found = find_deadline(deadline, environ, detect(environ, clock), clock)
-        return Stopping(clock, deadline=found, notices=spot_poller(spot, environ), on_stop=on_stop)
+        notices = spot_poller(spot, environ)
+        return Stopping(clock, deadline=found, notices=notices, on_stop=on_stop, environ=environ)
 
     def open(self) -> None:
         self.signals.install()
@@ -93,12 +99,18 @@ class Stopping:
             return self._halted
         if self._diverged is not None:
             return self._diverged[0]
-        if self.signals.reason is not None:
+        if self.signals.reason is not None and not self._only_announces_the_limit():
             return self.signals.reason
         if self._final_save_taken:
             return f"{SAYS_DEADLINE} ({self._deadline_source})"
         notice = self.notice
         return f"{SAYS_NOTICE}: {notice}" if notice is not None and notice.stops else None
+
+    def _only_announces_the_limit(self) -> bool:
+        heard = self.signals.warned_at
+        if heard is None or self.deadline is None or not self.last_save_is_planned():
+            return False
+        return announces_the_limit(self.signals.number, self.deadline - heard, self._environ)
 
     @property
     def notice(self) -> Notice | None:

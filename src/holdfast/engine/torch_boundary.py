@@ -26,6 +26,8 @@ class Boundary:
         self.optimizer_steps = 0
         # A batch that training steps on has been handed out.
         self.in_batch = False
+        # The loop calls `end_step` itself.
+        self.ended_by_hand = False
         # At the last boundary no gradients were being accumulated.
         self.is_clean = True
         # Steps that were found by looking at the weights: nothing fences those.

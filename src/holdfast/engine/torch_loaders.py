@@ -45,6 +45,11 @@ class Loaders:
         self._asked[feed.name] = self._state.epoch
         return feed
 
+    def close(self) -> None:
+        """Workers that stay from pass to pass end with the run, and not a minute after it."""
+        for feed in self._state.feeds.values():
+            feed.close()
+
     def _place(self, feed: Feed) -> None:
         """Put a new feed where its data was left."""
         before: Feed | None = self._state.feeds.get(feed.name)

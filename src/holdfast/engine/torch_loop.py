@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakSet
 
 from holdfast.capture.torch_rng import TrackedRandomness
 from holdfast.data.audit_log import AuditLog
 from holdfast.data.torch_feed import Feed
 from holdfast.engine.settings import Settings
+from holdfast.engine.torch_batches import Batches, Pass
 from holdfast.engine.torch_loaders import Loaders
 from holdfast.engine.torch_session import Session
 from holdfast.errors import SetupError
@@ -21,6 +23,9 @@ class Loop:
         self._settings = settings
         self._loaders = Loaders(session.state, self._make_feed)
         self._cut_short = False
+        self._holding: WeakSet[Pass] = WeakSet()  # passes whose batch training has
+        # Whether epochs are counted by us: a loop of one's own begins again at its beginning.
+        self._counts_epochs = False
         # As restored, until training is where it was: see `_back_to`.
         self._streams = TrackedRandomness().take() if session.resumed else None
         self._audit: AuditLog | None = None
@@ -38,6 +43,7 @@ class Loop:
             )
 
     def close(self) -> None:
+        self._loaders.close()
         if self._audit is not None:
             self._audit.close()
 
@@ -45,6 +51,7 @@ class Loop:
         session, state = self._session, self._session.state
         if state.epoch < count:
             state.is_complete = False  # it may have been, for fewer epochs
+        self._counts_epochs = True
         while state.epoch < count and not session.must_stop():
             self._cut_short = False
             yield state.epoch
@@ -52,33 +59,33 @@ class Loop:
             # asked to stop meanwhile, in its validation perhaps, is: doing that part again would change it.
             if self._cut_short:
                 return
+            self._settle_step()
             session.end_epoch(is_last=state.epoch + 1 >= count)
 
-    def batches(self, loader: Any, name: str | None, **options: Any) -> Iterator[Any]:
+    def batches(self, loader: Any, name: str | None, **options: Any) -> Batches:
+        def feed() -> Feed:
+            return self._loaders.feed(loader, name, **options)
+
+        return Batches(loader, lambda: self._open(feed()), feed)
+
+    def _open(self, feed: Feed) -> Pass:
         session = self._session
-        feed = self._loaders.feed(loader, name, **options)
+        epoch = session.state.epoch
         if feed.trained_on:
-            self._back_to(is_inside=feed.takes_up(session.state.epoch))
-        if not feed.trained_on:
+            self._settle_step()
+            self._back_to(is_inside=feed.takes_up(epoch))
+        else:
             session.hold()
-        for batch in feed.batches(session.state.epoch):
-            session.boundary.batch_begins(is_trained_on=feed.trained_on)
-            before = session.state.step
-            yield batch
-            if session.state.step == before:
-                session.boundary.batch_ended()
-            if session.boundary.stepped:
-                session.end_step(None, {})
-            if not feed.trained_on:
-                # Validation is no place to save (averaged weights may stand in for the model) and is not cut
-                # short (the rest of the epoch would take its numbers for whole); but it is a sign of life.
-                session.sign_of_life()
-            elif session.must_stop():
-                self._cut_short = True
-                return
-        session.meter.pause()
-        if feed.trained_on:
-            session.hold()
+        batches = feed.batches(epoch, counted=self._counts_epochs)
+        return Pass(session, feed, batches, self._holding, self._stop_here)
+
+    def _stop_here(self) -> None:
+        self._cut_short = True
+
+    def _settle_step(self) -> None:
+        """A loop without `end_step` was left by `break` behind an optimizer step: that one was made."""
+        if self._session.boundary.stepped and not self._session.boundary.ended_by_hand:
+            self._session.end_step(None, {})
 
     def _back_to(self, *, is_inside: bool) -> None:
         """Before the first loop over training data. Where that is taken up inside, what the script drew or
@@ -103,6 +110,7 @@ class Loop:
         """Batches, epoch after epoch, until `count` steps are done."""
         session, state = self._session, self._session.state
         empty_passes = 0
+        self._counts_epochs = True
         while state.step < count and not session.must_stop():
             empty_passes += 1
             for batch in self._batches_until(count, loader, name):
@@ -117,19 +125,26 @@ class Loop:
         state.is_complete = state.step >= count
 
     def _batches_until(self, count: int, loader: Any, name: str | None) -> Iterator[Any]:
-        batches = self.batches(loader, name)
+        batches = iter(self.batches(loader, name))
         while self._session.state.step < count:
             try:
                 yield next(batches)
             except StopIteration:
                 return
 
-    def _make_feed(self, loader: Any, name: str, **options: Any) -> Feed:
+    def _seed_for(self, seeds: Literal["torch", "sample"] | None) -> int | None:
+        """None where torch's own draws decide the data."""
+        if seeds not in (None, "torch", "sample"):
+            raise SetupError(f"seeds={seeds!r}", hint='use "torch" or "sample"')
+        given = self._settings.seed
+        return None if seeds == "torch" else (given or 0) if seeds == "sample" else given
+
+    def _make_feed(self, loader: Any, name: str, seeds: Any = None, **options: Any) -> Feed:
         session = self._session
         return Feed(
             loader,
             name=name,
-            seed=self._settings.seed,
+            seed=self._seed_for(seeds),
             seed_samples=self._settings.seed_samples,
             audit=self._audit,
             steps=lambda: (session.boundary.optimizer_steps, session.state.step),

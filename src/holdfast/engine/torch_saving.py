@@ -111,7 +111,8 @@ class Saves:
         if handle is not None:
             self.take_all_at_once = False
             self._saved_at, self._last = (state.step, state.epoch), handle
-            self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason))
+            numbers = self._policy.numbers()
+            self._emit(SaveDecided(time=self._clock.wall(), step=state.step, reason=reason, numbers=numbers))
             self._policy.save_started(now, state.step)
             self._meter.save_started(now, cast(Mode, self.saver.last_mode))
         return handle

@@ -86,6 +86,7 @@ class Session:
         self.together = together
         self._tiers = tiers
         self.stopping = stopping
+        stopping.last_save_is_planned = lambda: policy.explanation().persist_seconds is not None
         self.policy = policy
         self.resumed: Resumed | None = None
         self._store = store
@@ -167,7 +168,7 @@ class Session:
         self._emit(
             RunStarted(
                 time=clock.wall(), step=state.step, host=os.uname().nodename, pid=os.getpid(),
-                writer_epoch=store.writer_epoch, policy=settings.when,
+                writer_epoch=store.writer_epoch, policy=settings.when, decides=policy.starts_from(),
             )
         )  # fmt: skip
         if leads and (said := standing_still(history, state.step)) is not None:

@@ -145,6 +145,8 @@ def _work(plan: SbatchPlan) -> list[str]:
         # The shell looks for a bare name on PATH and not here.
         here = "" if runner or "/" in plan.script else "./"
         return [
+            "# Lets a training that knows its end use its time until then, and not only until the warning.",
+            f"export HOLDFAST_WARNING={plan.warning_seconds}",
             "# Under srun, because Slurm sends its signals to steps and not to this shell.",
             f'srun holdfast run --run "$run" -- {runner}{here}{program}',
             "code=$?",

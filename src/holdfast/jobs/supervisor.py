@@ -21,6 +21,7 @@ from holdfast.jobs import exit_codes, heartbeat, plain
 from holdfast.jobs.attempts import AttemptEnd, Evidence, Move, Tally, classify, got_on, next_move, signal_of
 from holdfast.jobs.halt import read_halt
 from holdfast.jobs.heartbeat import Beat, read_beat
+from holdfast.jobs.limit_warning import announces_the_limit
 from holdfast.jobs.permanent_errors import permanent_error
 from holdfast.jobs.standard_input import StandardInput
 from holdfast.jobs.supervisor_child import Child
@@ -82,6 +83,7 @@ class Supervisor:
         # Another folder than the one that was named, as the training says.
         self._other_run: str | None = None
         self._ask_at = 0.0
+        self._warned: str | None = None
 
     def run(self) -> int:
         """Until there is nothing more to do. Returns the exit code, documented in `exit_codes`."""
@@ -141,8 +143,9 @@ class Supervisor:
         here, anywhere = oom_kills().since(memory_before)
         end = classify(
             Evidence(
-                returncode=returncode, last_beat=self._beat, hang=hang, asked_to_stop=self._asked,
-                run=self._folder, halted=self._halted(), other_run=self._other_run,
+                returncode=returncode, last_beat=self._beat, hang=hang,
+                asked_to_stop=self._asked or self._warned, run=self._folder, halted=self._halted(),
+                other_run=self._other_run,
                 permanent=self._permanent(returncode, self._clock.monotonic() - started),
                 oom_kills_here=here, oom_kills_anywhere=anywhere,
             )
@@ -168,7 +171,10 @@ class Supervisor:
             why = self._why_stop(number)
             if why is not None:
                 child.signal(as_passed_on(number))
-                if self._asked is None:
+                if self._is_known(number):
+                    # It knows its end, and stops when it is time. If it stops at once, it was asked to.
+                    self._warned = why
+                elif self._asked is None:
                     self._asked = why
                     kill_at = now + self._settings.grace
             hang = self._watchdog.look(now, self._beat)
@@ -197,6 +203,11 @@ class Supervisor:
         ask_at = self._ask_at if self._beat is None else deadline.at
         return "time limit" if self._clock.wall() >= ask_at else None
 
+    def _is_known(self, number: int | None) -> bool:
+        deadline = self._settings.deadline
+        left = None if deadline is None else deadline.at - self._clock.wall()
+        return self._beat is not None and announces_the_limit(number, left, self._environ)
+
     def _plan_the_end(self) -> None:
         deadline, now = self._settings.deadline, self._clock.wall()
         if deadline is not None:
@@ -210,7 +221,11 @@ class Supervisor:
         deadline = self._settings.deadline
         left = None if deadline is None else deadline.at - self._clock.wall()
         move = next_move(
-            end, self._tally, self._settings.rules, seconds_left=left, stopping=self._asked is not None
+            end,
+            self._tally,
+            self._settings.rules,
+            seconds_left=left,
+            stopping=bool(self._asked or self._warned),
         )
         self._tell(
             AttemptEnded(

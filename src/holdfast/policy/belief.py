@@ -54,7 +54,7 @@ class Belief:
     weights: tuple[float, ...]
     anew: tuple[float, ...]
     fact: float | None = None
-    why: str = ""
+    hints: tuple[Hint, ...] = ()
     seen: int = 0
     lived: float = 0.0
     # Lengths of the last spells that ended in a failure, newest last.
@@ -109,7 +109,7 @@ class Belief:
         if self.seen == 0:
             lived = self.lived + running_for
             known = f"no failure in {format_seconds(lived)}" if lived >= 1 else "no failure seen"
-            known = f"{self.why}, {known}" if self.why else known
+            known = ", ".join([*(hint.why for hint in self.hints), known])
         else:
             many, which = len(self.recent), "" if self.seen <= len(self.recent) else "last "
             span = format_seconds(sum(self.recent))
@@ -144,4 +144,4 @@ def belief_from(hints: Sequence[Hint] = (), *, fact: float | None = None) -> Bel
         bump = scaled([math.exp(-0.5 * (math.log(rate * centre) / width) ** 2) for rate in RATES])
         weights = [(1 - hint.trust) * w + hint.trust * b for w, b in zip(weights, bump, strict=True)]
     # What starts anew after a failure knows nothing: a guess that was wrong must not come back each time.
-    return Belief(scaled(weights), anew, fact=fact, why=", ".join(hint.why for hint in hints))
+    return Belief(scaled(weights), anew, fact=fact, hints=tuple(hints))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.policy.belief import Belief
@@ -88,6 +88,9 @@ class DebtPolicy:
         self._refresh_at = -math.inf
         self._earliest = 0.0
         self._bounds = Bounds(math.inf, 0.0, math.inf, math.inf, "none")
+        self._situation = Situation(0.0, LEAST_COST, 0.0, 0.0, 0.0)
+        self._refreshed_for = 0.0
+        self._owed = self._age = 0.0
 
     # What the engine asks, at every step.
 
@@ -95,7 +98,8 @@ class DebtPolicy:
         now = seen.now
         if self._started is None:
             self._start(now, seen.step)
-        age = self._loss.grow(self._now, now, self._hazard)
+        self._age = age = self._loss.grow(self._now, now, self._hazard)
+        self._owed = self._loss.debt
         self._now = now
         if seen.step > self._step:  # not asked again at the same boundary
             self._count_step(now, seen.step)
@@ -238,7 +242,8 @@ class DebtPolicy:
     def _refresh(self, now: float, deadline: float | None) -> None:
         """Take the newest costs and rates into the numbers that `decide` compares against."""
         costs, manual = self._costs, self.settings.convergence
-        rate = self._belief.mean(self._running_for(now))
+        self._refreshed_for = self._running_for(now)
+        rate = self._belief.mean(self._refreshed_for)
         cost = costs.cost_seconds
         if manual is not None:
             rate = manual.rate or rate
@@ -270,7 +275,7 @@ class DebtPolicy:
 
     def _bounds_now(self) -> Bounds:
         known, costs = self._cost_used, self._costs
-        here = Situation(
+        self._situation = here = Situation(
             rate=self._hazard,
             cost=known if known is not None else LEAST_COST,
             slowdown=max(0.0, (known or 0.0) - (costs.stall_seconds or 0.0)),
@@ -323,6 +328,35 @@ class DebtPolicy:
             worth_factor=self._factor,
             conflict=self._bounds.conflict,
         )
+
+    def starts_from(self) -> dict[str, Any]:
+        """The settings and hints that, with the journal, give every number again."""
+        settings, belief = self.settings, self._belief
+        return {
+            "rule": settings.rule,
+            "budget": settings.budget,
+            "max_loss": settings.max_loss,
+            "rate": settings.convergence.rate if settings.convergence else None,
+            "fact": belief.fact,
+            "hints": [asdict(hint) for hint in belief.hints],
+        }
+
+    def numbers(self) -> dict[str, float | None]:
+        """What the last decision was made from, and what followed. See `made_again`."""
+        here, bounds = self._situation, self._bounds
+        found = {
+            "running_for": self._refreshed_for,
+            "rate": self._rate,
+            "factor": self._factor,
+            **asdict(here),
+            "price": bounds.price,
+            "shortest": bounds.shortest,
+            "longest": bounds.longest,
+            "debt": self._owed,
+            "age": self._age,
+        }
+        found["measured"] = float(self._cost_used is not None)
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
     def explain(self) -> str:
         return self.explanation().line()

@@ -29,6 +29,7 @@ from holdfast.jobs.exit_codes import (
 )
 from holdfast.jobs.halt import SAYS_HALTED, read_halt
 from holdfast.jobs.heartbeat import HeartbeatWriter
+from holdfast.jobs.limit_warning import announces_the_limit
 from holdfast.jobs.supervisor_child import Child
 from holdfast.jobs.supervisor_signals import STOP_SIGNALS, signals_blocked
 from holdfast.programs.generations import Generations
@@ -52,6 +53,11 @@ class Driver(Protocol):
     @property
     def stop_before(self) -> float:
         """How long before the end of the job to ask for it."""
+        ...
+
+    @property
+    def knows_its_cost(self) -> bool:
+        """Whether `stop_before` was measured, so that a scheduler's warning says nothing new."""
         ...
 
     @property
@@ -165,7 +171,9 @@ class Attempt:
                 child.kill()
 
     def _why_stop(self, number: int | None) -> str | None:
-        if number is not None and number in STOP_SIGNALS:
+        left = None if self._deadline is None else self._deadline.at - self._clock.wall()
+        known = self._driver.knows_its_cost and announces_the_limit(number, left, self._environ)
+        if number is not None and number in STOP_SIGNALS and not known:
             return signal.Signals(number).name
         if (note := self._halt_note()) is not None:
             return note

@@ -7,6 +7,7 @@ while its images are written; how often that is worth it, the policy decides fro
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -33,6 +34,9 @@ CHECKPOINT_SECONDS = 1800.0
 _ORDER_SECONDS = 30.0
 _SUFFIX = ".dmtcp"
 _COSTS = "costs"
+_UNKNOWN_COST = 120.0
+_UNKNOWN_SHARE = 0.25
+_FIRST_SAVE_SECONDS = 30.0
 
 
 def require_dmtcp() -> None:
@@ -79,6 +83,8 @@ class DmtcpDriver:
         self._emit = emit
         self._looks = 0
         self._port = 0
+        self._started = 0.0
+        self._seconds_at_start: float | None = None
 
     @property
     def generation(self) -> int:
@@ -86,14 +92,26 @@ class DmtcpDriver:
 
     @property
     def stop_before(self) -> float:
-        """From the measured costs; generous while there are none."""
+        """From the measured costs; while there are none, a share of the time there is."""
+        cost = self._save_seconds
+        if cost is None:
+            return min(_UNKNOWN_COST, _UNKNOWN_SHARE * (self._seconds_at_start or math.inf))
+        return max(1.5 * cost + 2.0, 8.0)
+
+    @property
+    def knows_its_cost(self) -> bool:
+        return self._save_seconds is not None
+
+    @property
+    def _save_seconds(self) -> float | None:
         costs = self._policy.explanation()
         if costs.stall_seconds is None or costs.persist_seconds is None:
-            return 120.0
-        return 2 * (costs.stall_seconds + costs.persist_seconds) + 10.0
+            return None
+        return costs.stall_seconds + costs.persist_seconds
 
     def start(self, seconds_left: float | None) -> list[str]:
         require_dmtcp()
+        self._seconds_at_start, self._started = seconds_left, self._clock.monotonic()
         self._scratch.mkdir(parents=True, exist_ok=True)
         recalled = self._recall_costs()
         self._clear_scratch()
@@ -129,6 +147,15 @@ class DmtcpDriver:
         decision = self._policy.decide(Observation(now=now, step=self._looks, epoch=0))
         if decision.save:
             self.checkpoint(decision.reason)
+        elif self._should_learn(now):
+            self._started = now
+            self.checkpoint("the first one, to learn what it costs")
+
+    def _should_learn(self, now: float) -> bool:
+        """The last save before an end must be planned, so a job that has one cannot wait with the first."""
+        if self._seconds_at_start is None or self.knows_its_cost:
+            return False
+        return now - self._started >= min(_FIRST_SAVE_SECONDS, _UNKNOWN_SHARE * self._seconds_at_start)
 
     def checkpoint(self, reason: str) -> None:
         """An image of every process of the program, committed. The program stands still meanwhile."""

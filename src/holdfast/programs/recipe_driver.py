@@ -21,6 +21,7 @@ from holdfast.programs.program_files import Signs, signs_of
 from holdfast.programs.proof import HINT, Proof
 from holdfast.programs.putting_back import in_place, set_aside
 from holdfast.programs.recipe import Prepared, Recipe
+from holdfast.programs.stop_cost import StopCost
 
 log = logging.getLogger("holdfast")
 # A program that failed this often right after starting from a generation cannot use it.
@@ -60,9 +61,9 @@ class RecipeDriver:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.stop_seconds = recipe.stop_seconds
-        self.stop_before = (
-            min(recipe.stop_seconds, _REMINDER_SECONDS) if recipe.deadline else self.stop_seconds
-        )
+        self._cost = StopCost(Path(generations.where))
+        self._seconds_at_start: float | None = None
+        self._asked_at: float | None = None
         # Those that Slurm sends as a warning; the program is stopped in its own way.
         warnings = {signal.SIGUSR1, signal.SIGUSR2}
         self.ignored_signals = warnings - {signal.Signals[f"SIG{recipe.stop_signal}"]}
@@ -82,12 +83,23 @@ class RecipeDriver:
         self._said: set[str] = set()
 
     @property
+    def stop_before(self) -> float:
+        if self._recipe.deadline:
+            return min(self.stop_seconds, _REMINDER_SECONDS)
+        return self._cost.lead(self._seconds_at_start, self.stop_seconds)
+
+    @property
+    def knows_its_cost(self) -> bool:
+        return bool(self._recipe.deadline) or self._cost.seconds is not None
+
+    @property
     def generation(self) -> int:
         return self._generations.number
 
     # ---- before the program
 
     def start(self, seconds_left: float | None) -> list[str]:
+        self._seconds_at_start = seconds_left
         resuming = self._continue()
         self._kept = self._seen = self._signs()
         left = None if seconds_left is None else seconds_left - self.stop_before
@@ -202,6 +214,7 @@ class RecipeDriver:
 
     def stop(self, child: Child, why: str) -> None:
         log.info("holdfast: %s: asking the program to stop", why)
+        self._asked_at = self._clock.monotonic()
         child.signal(signal.Signals[f"SIG{self._recipe.stop_signal}"])
 
     # ---- after it
@@ -219,6 +232,8 @@ class RecipeDriver:
             self._keep(signs, f"the program ended: {sign}")
         elif signs and signs != self._kept:
             self._warn("the program ended, and nothing says that the files it left are whole: not kept")
+        if self._asked_at is not None:
+            self._cost.measured(self._clock.monotonic() - self._asked_at)
         return complete
 
     def _require_something(self, signs: Signs) -> None:
