@@ -6,6 +6,7 @@ Reading a state draws nothing. NumPy's and Python's are kept as packed bytes, no
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import struct
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.errors import IncompatibleState
+log = logging.getLogger("holdfast")
 
 
 class TrackedRandomness:
@@ -45,18 +46,22 @@ class TrackedRandomness:
         return {}
 
     def check(self, state: Any) -> None:
-        if state["accelerator"] and len(state["accelerator"]) != len(_accelerator_states()):
-            raise IncompatibleState(
-                f"the checkpoint holds random states of {len(state['accelerator'])} accelerators and "
-                f"{len(_accelerator_states())} are visible here",
-                hint="make the same number of devices visible",
-            )
+        """Another number of devices is no reason to refuse a training its state."""
 
     def apply(self, state: Any) -> None:
         random.setstate(_unpack_python(state["python"]))
         np.random.set_state(_unpack_numpy(state["numpy"]))
         torch.set_rng_state(_bytes_tensor(state["torch"]))
-        for index, packed in enumerate(state["accelerator"]):
+        saved: list[bytes] = state["accelerator"]
+        visible = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+        if saved and len(saved) != visible:
+            log.warning(
+                "holdfast: the checkpoint holds random streams of %d accelerators, and %d are visible here: "
+                "those that exist go on where they were; what others draw differs from an uninterrupted run",
+                len(saved),
+                visible,
+            )
+        for index, packed in enumerate(saved[:visible]):
             _device_module().set_rng_state(_bytes_tensor(packed), index)
 
 

@@ -10,12 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.find import look
 from holdfast.errors import HoldfastError, SetupError
 from holdfast.events import Event, SupervisorEnded
+from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.jobs.notices import NoticePoller
+from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
+from holdfast.tiers.opening import readable_tiers
 
 
 def leaving(notices: NoticePoller | None) -> str | None:
@@ -25,10 +28,21 @@ def leaving(notices: NoticePoller | None) -> str | None:
 
 
 def newest_checkpoint(run: str) -> str | None:
-    """Progress, as the supervisor understands it. A folder that cannot be read shows none."""
+    """Progress, as the supervisor understands it: the newest in any tier that this node sees, for the run's
+    own folder may get one of ten. What cannot be read shows none."""
     try:
-        return next((str(one.name) for one in committed(DirectoryStore(run)) if one.manifest), None)
+        stores: list[Store] = [tier.store for tier in readable_tiers(run)]
     except HoldfastError:
+        stores = [DirectoryStore(run)]
+    found = [name for name in map(_newest_in, stores) if name is not None]
+    return str(max(found)) if found else None
+
+
+def _newest_in(store: Store) -> CheckpointName | None:
+    try:
+        names = sorted(filter(None, map(parse_checkpoint_name, store.names())), reverse=True)
+        return next((name for name in names if look(store, name).manifest is not None), None)
+    except (HoldfastError, OSError):
         return None
 
 

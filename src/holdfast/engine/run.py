@@ -203,6 +203,7 @@ class Run:
             code = session.finish(failed=error is not None and not left, may_save=not hurried)
         finally:
             self._loop.close()
+            self._state.close_feeds()
             self._session = None
         if code is not None and session.stopping.on_stop == "exit":
             raise Stopped(code) from None

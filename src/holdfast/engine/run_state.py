@@ -36,6 +36,11 @@ class RunState:
             "policy": self.policy,
         }
 
+    def close_feeds(self) -> None:
+        """The run is left; should it be entered again, its loaders go on from where they stand."""
+        self.positions = {**self.positions, **{name: feed.state_dict() for name, feed in self.feeds.items()}}
+        self.feeds = {}
+
     def check(self, state: Any) -> None:
         """Positions are checked by their own loader, when it is first used."""
 
