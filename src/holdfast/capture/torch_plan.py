@@ -22,7 +22,7 @@ from holdfast.capture.torch_shards import is_sharded, local_of, writes_it
 from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
 from holdfast.format.rank_sets import spell_ranks
-from holdfast.format.tree import Flat, flatten, show_path, skeleton, tensor_paths
+from holdfast.format.tree import Flat, flatten, loosened, show_path, skeleton, tensor_paths
 
 METADATA_KEY = "holdfast.skeleton"
 STATE_FILE = "state.safetensors"
@@ -154,16 +154,19 @@ class StatePlan:
         return sample_of((ranks, name, tensors[i]) for i, (ranks, name) in self.alike.items())
 
 
-def take_parts(tracked: Iterable[Any]) -> list[Part]:
+def take_parts(tracked: Iterable[Any], loose: Container[str] = ()) -> list[Part]:
     """Walk every tracked object. Raises SetupError naming the path of a value that cannot be stored."""
-    return [part_of(item) for item in tracked]
+    return [part_of(item, loose=item.key in loose) for item in tracked]
 
 
-def part_of(item: Any, state: Any = None) -> Part:
-    """One tracked object, walked. `state` is its state where it was taken before."""
+def part_of(item: Any, state: Any = None, *, loose: bool = False) -> Part:
+    """One tracked object, walked. `state` is its state where it was taken before. With `loose`, a state
+    without tensors may have another form at every save."""
     state = item.take() if state is None else state
-    keeps_devices = getattr(item, "keeps_devices", False)
-    return Part(item.key, item.role, state, flatten(state, TORCH_LEAVES, item.key), keeps_devices)
+    flat = flatten(state, TORCH_LEAVES, item.key)
+    if loose and not flat.tensors:
+        state, flat = loosened(state, flat, TORCH_LEAVES, item.key)
+    return Part(item.key, item.role, state, flat, getattr(item, "keeps_devices", False))
 
 
 def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | None = None) -> StatePlan:

@@ -8,7 +8,7 @@ other object whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,9 @@ class Deferral:
         parts: Sequence[Part],
         plan: StatePlan,
         selected: Selected,
+        loose: Container[str] = (),
     ) -> None:
+        self._loose = loose
         tensors = selected.tensors
         self._plan = plan
         self._tracked = tracked
@@ -85,7 +87,8 @@ class Deferral:
         tensors, counters = self._expected.tensors.copy(), self._expected.counters.copy()
         parts: dict[int, Part] = {}
         for index, first in self._prompt:
-            part = parts[index] = part_of(self._tracked[index])
+            item = self._tracked[index]
+            part = parts[index] = part_of(item, loose=item.key in self._loose)
             if part.flat.shape != self._plan.shapes[index]:
                 return None
             for position, leaf in enumerate(part.flat.tensors, first):

@@ -13,7 +13,7 @@ from holdfast.capture.torch_groups import Sharing
 from holdfast.capture.torch_live import live_groups
 from holdfast.capture.torch_module import TrackedModule
 from holdfast.capture.torch_optimizer import TrackedOptimizer
-from holdfast.capture.torch_plan import Part, Selected, StatePlan, plan_state, take_parts
+from holdfast.capture.torch_plan import Part, Selected, StatePlan, part_of, plan_state, take_parts
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.rank_claims import RankClaims
 from holdfast.clock import Clock
@@ -112,6 +112,7 @@ class Snapshots:
         # Of the plan with which all ranks agreed on what they hold alike, and committed.
         self._agreed: Mapping[int, tuple[str, str]] | None = None
         self._tears = Tears()
+        self._loose: set[str] = set()
         self._held: Taken | None = None
         self.choice = CopyChoice(None if settings.copy == "auto" else settings.copy)
 
@@ -176,11 +177,11 @@ class Snapshots:
             self._layout = replace(self._layout, deferral=None)
         if not blocking and (held := self._hold()) is not None:
             return self._take_behind(held, slot_timeout, only_begin=only_begin)
-        parts = take_parts(self._tracked)
+        parts: Sequence[Part] = take_parts(self._tracked, self._loose)
         fitting = self._fit(parts, slot_timeout)
         if fitting is None:
             return None
-        layout, selected = fitting
+        layout, selected, parts = fitting
         sample = {} if self._agreed is layout.plan.alike else layout.plan.sample(parts)
         if layout.budget.slots == 0:
             streams = _streams(layout.plan, selected.tensors)
@@ -264,13 +265,17 @@ class Snapshots:
             self._finish_behind(snapshot)
         return taken
 
-    def _fit(self, parts: Sequence[Part], slot_timeout: float) -> tuple[Layout, Selected] | None:
-        """The layout for this state; None if the memory of the one before is still in use."""
+    def _fit(
+        self, parts: Sequence[Part], slot_timeout: float
+    ) -> tuple[Layout, Selected, Sequence[Part]] | None:
+        """The layout for this state, and the state as it fits there; None if the memory of the one before is
+        still in use."""
         if self._layout is not None:
             selected = self._layout.plan.select(parts)
             if selected is not None:
                 self._layout = self._follow(self._layout, parts, selected)
-                return self._layout, selected
+                return self._layout, selected, parts
+            parts = self._loosen(parts, self._layout.plan)
             # Its memory first: holding both would break the budget.
             if not self._layout.pool.drain(slot_timeout):
                 return None
@@ -282,7 +287,19 @@ class Snapshots:
                 "the state changed while it was being planned", hint="is another thread training?"
             )
         self._layout = self._make_layout(parts, plan, selected)
-        return self._layout, selected
+        return self._layout, selected, parts
+
+    def _loosen(self, parts: Sequence[Part], plan: StatePlan) -> list[Part]:
+        """Objects without tensors that have changed their form will do so again, as histories and run.extras
+        do. From now on that does not lay out everything anew."""
+        changed = {
+            part.key
+            for part, shape in zip(parts, plan.shapes, strict=False)
+            if part.keeps_devices and not part.flat.tensors and part.flat.shape != shape
+        } - self._loose
+        self._loose |= changed
+        items = {item.key: item for item in self._tracked}
+        return [part_of(items[p.key], p.state, loose=True) if p.key in changed else p for p in parts]
 
     def _follow(self, layout: Layout, parts: Sequence[Part], selected: Selected) -> Layout:
         """The same images in the same memory, of tensors that may be others than before: what is copied when,
@@ -306,7 +323,7 @@ class Snapshots:
     ) -> Deferral | None:
         if copies.by_device or self._changed_behind >= _TIMES_TO_BELIEVE_IT:
             return None
-        deferral = Deferral(self._tracked, parts, plan, selected)
+        deferral = Deferral(self._tracked, parts, plan, selected, self._loose)
         return deferral if deferral.is_worthwhile else None
 
     def _make_layout(self, parts: Sequence[Part], plan: StatePlan, selected: Selected) -> Layout:

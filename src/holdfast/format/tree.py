@@ -39,6 +39,21 @@ _FACTORIES: dict[str, Any] = {"": None, "list": list, "dict": dict, "int": int, 
 Path = tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class Loose:
+    """A tree without tensors that is one value: its skeleton goes where its values go, and may change with
+    every save. For what grows, such as a history of losses, beside tensors that keep their places."""
+
+    node: Any
+    values: list[Any]
+
+
+def loosened(state: Any, flat: Flat, leaves: Leaves, root: str = "state") -> tuple[Loose, Flat]:
+    """`state`, which was flattened to `flat` and holds no tensors, as one value, and that value flattened."""
+    one = Loose(skeleton(state, leaves, iter(()), root), flat.values)
+    return one, flatten(one, leaves, root)
+
+
 @dataclass
 class Leaves:
     """Which foreign types are leaves: filled by the files that know those libraries."""
@@ -54,7 +69,8 @@ class Leaves:
 
     def __post_init__(self) -> None:
         self.known_kinds: dict[type, tuple[int, str]] = dict(_CONTAINERS)
-        for kind in (*ENCODERS, *self.scalars):
+        self.decoders.setdefault("tree", lambda tree: inflate(tree[0], tree[1], _no_tensor, self))
+        for kind in (*ENCODERS, *self.scalars, Loose):
             self.known_kinds[kind] = _SCALAR_LEAF
         for kind in self.tensors:
             self.known_kinds[kind] = _TENSOR_LEAF
@@ -66,6 +82,8 @@ class Leaves:
         return known
 
     def encode(self, value: Any) -> Any:
+        if type(value) is Loose:
+            return ["tree", [value.node, [self.encode(item) for item in value.values]]]
         encoder = ENCODERS.get(type(value)) or self.scalars.get(type(value)) or encode_enum
         return encoder(value)
 
@@ -270,6 +288,10 @@ def inflate(node: Any, values: list[Any], tensor: Callable[[Any], Any], leaves: 
         return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[name](items)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"the skeleton of a stored state cannot be read: {error!r}") from error
+
+
+def _no_tensor(entry: Any) -> Any:
+    raise CorruptCheckpoint("a value that should hold no tensor holds one")
 
 
 def _build_mapping(name: str, pairs: list[tuple[Any, Any]], details: Any, leaves: Leaves) -> Any:
