@@ -70,6 +70,7 @@ BATCH = """#!/bin/bash
 #SBATCH --open-mode=append
 #SBATCH --signal=USR1@300
 srun python train.py
+holdfast slurm hand-over runs/x --requeue --code $?
 """
 
 

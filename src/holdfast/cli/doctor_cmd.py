@@ -9,14 +9,18 @@ from typing import Any
 
 from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.json_output import add_json_option, print_json
-from holdfast.cli.terminal import clean, plural
+from holdfast.cli.terminal import clean, plural, when
 from holdfast.clock import SystemClock
+from holdfast.doctor.attempts_told import EndTold, tell_attempts
 from holdfast.doctor.checks import RUN_CHECKS, examine
 from holdfast.doctor.facts import gather
 from holdfast.doctor.finding import Finding
 from holdfast.doctor.script_checks import examine_script
-from holdfast.errors import SetupError
+from holdfast.errors import SetupError, StoreError
+from holdfast.format.manifest import utc_text
+from holdfast.stores.journal import read_events
 from holdfast.stores.locations import is_bucket
+from holdfast.units import format_seconds
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,10 +39,11 @@ def run(options: argparse.Namespace) -> int:
     found: dict[str, list[Finding]] = {target: _examine(target, options) for target in options.targets}
     everything = [finding for findings in found.values() for finding in findings]
     if options.json:
-        print_json({"findings": found})
+        print_json({"findings": found, "attempts": {target: _ends(target) for target in options.targets}})
     else:
         for target, findings in found.items():
             _print(target, findings)
+            _print_ends(_ends(target))
     return FAILED if any(finding.severity == "problem" for finding in everything) else OK
 
 
@@ -49,6 +54,16 @@ def _examine(target: str, options: argparse.Namespace) -> list[Finding]:
             hint="holdfast verify --deep reads what is in a bucket",
         )
     path = Path(target)
+    try:
+        path.absolute()
+    except FileNotFoundError:
+        return [
+            Finding(
+                "working-folder", "problem",
+                "the folder in which this runs was deleted: relative paths lead nowhere",
+                "cd to a folder that exists",
+            )
+        ]  # fmt: skip
     if path.is_file():
         try:
             return examine_script(target, path.read_text(encoding="utf-8"))
@@ -57,6 +72,25 @@ def _examine(target: str, options: argparse.Namespace) -> list[Finding]:
     if path.suffix in (".py", ".sh", ".sbatch"):
         raise SetupError(f"there is no script {target}", hint="give a script or the folder of a run")
     return examine(gather(path, SystemClock(), os.environ, deep=not options.quick))
+
+
+def _ends(target: str) -> list[EndTold]:
+    """How the attempts of a run ended; nothing for anything else."""
+    try:
+        return tell_attempts(read_events(target)) if Path(target).is_dir() else []
+    except StoreError:
+        return []
+
+
+def _print_ends(ends: list[EndTold]) -> None:
+    if ends:
+        print("  how its attempts ended:")
+    for end in ends:
+        cause = end.detail if end.detail.startswith(end.cause) else f"{end.cause}, {end.detail}"
+        lost = f"; lost {format_seconds(round(end.lost_seconds))} of work" if end.lost_seconds >= 1 else ""
+        change = f"; {end.change}" if end.change else ""
+        moment = when(utc_text(end.ended))
+        print(f"    {moment} after {format_seconds(round(end.lasted))}: {clean(cause)}{lost}{change}")
 
 
 def _print(target: str, findings: list[Finding]) -> None:

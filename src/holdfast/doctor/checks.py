@@ -16,6 +16,7 @@ from holdfast.units import format_bytes, format_seconds
 GIB = 1 << 30
 # A new one must fit beside those that are kept, and the next one should as well.
 ROOM_FOR = 2
+UNKNOWN_ROOM = 64 << 20
 RARE_SECONDS = 2 * 3600.0
 DEAR_SHARE = 0.10
 CLOCK_SECONDS = 300.0
@@ -35,7 +36,7 @@ def location_in_memory(facts: Facts) -> Iterator[Said]:
 def location_in_home(facts: Facts) -> Iterator[Said]:
     at_home = facts.folder.absolute().is_relative_to(facts.home)
     shared = facts.mount is not None and facts.mount.is_shared
-    if at_home and (facts.scratch or shared) and str(facts.home) != "/":
+    if at_home and (facts.scratch or shared or facts.in_cluster) and str(facts.home) != "/":
         where = facts.scratch or "your site's scratch or project file system"
         yield warning(
             f"{facts.folder} is in the home folder, which on clusters is small, slow and has a quota",
@@ -86,7 +87,8 @@ def permissions(facts: Facts) -> Iterator[Said]:
 
 
 def free_space(facts: Facts) -> Iterator[Said]:
-    need = max(ROOM_FOR * facts.newest_bytes, 64 << 20)
+    # Before the first checkpoint nobody knows how large they are.
+    need = ROOM_FOR * facts.newest_bytes or UNKNOWN_ROOM
     if facts.free_bytes < need:
         yield problem(
             f"{format_bytes(facts.free_bytes)} are free where {facts.folder} lies, and two more checkpoints "
@@ -108,6 +110,14 @@ def shared_memory(facts: Facts) -> Iterator[Said]:
             f"/dev/shm has {format_bytes(size)}: too small for the memory tier ({format_bytes(need)}), and "
             "data loader workers may die in it",
             "start the container with --shm-size=8g or --ipc=host",
+        )
+
+
+def not_there(facts: Facts) -> Iterator[Said]:
+    if not facts.exists:
+        yield warning(
+            f"{facts.folder} does not exist: only the place was looked at, no run",
+            "correct the path, unless the run is yet to begin there",
         )
 
 
@@ -257,7 +267,8 @@ def memory_left(facts: Facts) -> Iterator[Said]:
 
 
 RUN_CHECKS: tuple[Check, ...] = (
-    location_in_memory, location_in_home, location_on_node, single_location, nfs_options, permissions,
+    not_there, location_in_memory, location_in_home, location_on_node, single_location, nfs_options,
+    permissions,
     free_space, shared_memory, readable, damaged, unverified, keep_count, frequency, failing_saves,
     no_progress, time_limit, clock, version_drift, leftovers,
     memory_left,

@@ -1,4 +1,4 @@
-"""Reads a training script or a batch script, without running it, for mistakes that cost work later. Pure.
+"""Reads a training script, without running it, for mistakes that cost work later. Pure.
 
 Only what is certain from the text is said: a value that is computed at run time is passed over.
 """
@@ -6,19 +6,19 @@ Only what is certain from the text is said: a value that is computed at run time
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
+from holdfast.doctor.batch_checks import examine_batch
 from holdfast.doctor.finding import Finding
+from holdfast.doctor.training_checks import examine_training
 
 _RUN_NAMES = {"Run", "holdfast.Run"}
 _VOLATILE = ("/tmp/", "/dev/shm/", "/var/tmp/", "/run/")
-_DIRECTIVE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 
 
 def examine_script(name: str, text: str) -> list[Finding]:
-    """Python by its name, batch scripts by their #SBATCH lines; nothing to say about anything else."""
-    found = list(_python(name, text)) if name.endswith(".py") else list(_batch(name, text))
+    """Python by its name, batch scripts by what they say to a scheduler; nothing about anything else."""
+    found = list(_python(name, text)) if name.endswith(".py") else list(examine_batch(name, text))
     return sorted(found, key=lambda finding: finding.severity != "problem")
 
 
@@ -39,44 +39,6 @@ def run_folder_in(text: str) -> str | None:
 def _path_of(call: ast.Call) -> object:
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     return _constant(call.args[0]) if call.args else _constant(given.get("path"))
-
-
-# ---- batch scripts
-
-
-def _batch(name: str, text: str) -> Iterator[Finding]:
-    options = " ".join(_DIRECTIVE.findall(text))
-    if not options:
-        return
-    fix = "holdfast slurm writes a script with all of this"
-    if "--signal" not in options and "--time-limit" not in text:
-        yield Finding(
-            "script-signal", "problem",
-            f"{name} has a time limit and no --signal: Slurm gives no warning before the end",
-            f"#SBATCH --signal=USR1@300; {fix}",
-        )  # fmt: skip
-    if "--requeue" not in options and "--array" not in options and "-a " not in f"{options} ":
-        yield Finding(
-            "script-continues", "problem",
-            f"{name} neither requeues nor is an array: after the limit nobody continues", f"--requeue; {fix}",
-        )  # fmt: skip
-    if re.search(r"--array=?\s*\S+", options) and "%1" not in options:
-        yield Finding(
-            "script-array", "problem",
-            f"{name} is an array without %1: its tasks would write the same run at the same time",
-            "#SBATCH --array=1-10%1",
-        )  # fmt: skip
-    if "--requeue" in options and "--open-mode=append" not in options:
-        yield Finding(
-            "script-log", "warning", f"{name} is requeued with --open-mode=truncate: the log begins anew",
-            "#SBATCH --open-mode=append",
-        )  # fmt: skip
-    if "--signal=B:" in options.replace(" ", "=") and "trap" not in text and "exec " not in text:
-        yield Finding(
-            "script-trap", "problem",
-            f"{name} sends the warning to the batch shell alone (B:), which does not pass it on",
-            "leave B: out and start the training with srun, or add a trap",
-        )  # fmt: skip
 
 
 # ---- Python
@@ -103,6 +65,7 @@ def _python(name: str, text: str) -> Iterator[Finding]:
     }
     for call in runs:
         yield from _run_call(name, call, opened=id(call) in used_in_with or _entered(tree, call))
+    yield from examine_training(name, tree, runs)
     yield from _loops(name, tree, calls)
     yield from _handlers(name, calls)
 
