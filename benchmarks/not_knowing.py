@@ -187,15 +187,16 @@ def summary(found: list[Found]) -> list[str]:
     worst_late = max(found, key=lambda one: (one.late[1] - 0.001) / one.late[0])
     worst_early = max(found, key=lambda one: (one.early[1] - 0.002) / one.early[0])
     missed = [one for one in found if not (one.early_holds and one.late_holds)]
+    held, most = len(found) - len(missed), max(one.stall for one in found)
     late, early = _times(worst_late.late, 0.001), _times(worst_early.early, 0.002)
     return [
         f"{len(found)} settings, {SEEDS} runs of {SPELLS} failures each. The promise, from the third failure "
         f"on at most 1.15 times the overhead of knowing plus 0.1 points and before that 1.5 times plus 0.2 "
-        f"points, held in {len(found) - len(missed)} of them. Less those points, the worst was {late:.2f} times "
-        f"from the third failure on ({_name(worst_late)}) and {early:.2f} times before ({_name(worst_early)}). "
-        f"Saves never took more than {100 * max(one.stall for one in found):.2f} % of the time (budget 3 %). A "
-        f"quiet run of 30 days spends {100 * quiet(15e-3):.3f} % on saves of 15 ms and {100 * quiet(2.0):.2f} % "
-        f"on saves of 2 s."
+        f"points, held in {held} of them. Less those points, the worst was {late:.2f} times "
+        f"from the third failure on ({_name(worst_late)}) and {early:.2f} times before "
+        f"({_name(worst_early)}). Saves never took more than {100 * most:.2f} % of the time (budget 3 %). "
+        f"A quiet run of 30 days spends {100 * quiet(15e-3):.3f} % on saves of 15 ms and "
+        f"{100 * quiet(2.0):.2f} % on saves of 2 s."
     ]
 
 

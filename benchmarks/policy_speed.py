@@ -48,9 +48,9 @@ def seconds_of_each_decision(build: Callable[[], DebtPolicy], count: int) -> tup
     taken = []
     for i in range(count):
         one = Observation(now=0.05 * (first + i), step=first + i, epoch=0, loss=None)
-        begin = time.perf_counter()
+        begin = time.thread_time()  # not what else the machine does
         policy.decide(one)
-        taken.append(time.perf_counter() - begin)
+        taken.append(time.thread_time() - begin)
     taken.sort()
     return taken[int(0.99 * count)], taken[int(0.9999 * count)]
 

@@ -19,6 +19,8 @@ settings.load_profile("default" if os.environ.get("HOLDFAST_TORTURE") else "stea
 # Before anything imports torch: two cores are shared by everything that runs here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+# What other runs of this user learned must not decide what a test sees.
+os.environ["HOLDFAST_LEARN"] = "off"
 
 
 @pytest.fixture(scope="session", autouse=True)

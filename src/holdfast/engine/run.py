@@ -14,6 +14,7 @@ from holdfast.capture.torch_plan import encode_values, plan_state, take_parts
 from holdfast.capture.torch_registry import TrackedRandomness, track
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock, SystemClock
+from holdfast.engine.earlier_runs import hint_from_earlier_runs, remember
 from holdfast.engine.halting import end_if_halted
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.last_step import with_last_sign
@@ -32,10 +33,11 @@ from holdfast.errors import SetupError
 from holdfast.jobs.deadline import GivenDeadline
 from holdfast.jobs.known_failures import what_is_known
 from holdfast.jobs.spot_machine import Spot
+from holdfast.policy.belief import Hint
 from holdfast.policy.build import build_policy
 from holdfast.policy.convergence import ConvergenceSettings
 from holdfast.policy.debt import DebtPolicy
-from holdfast.policy.failures import FailureHistory
+from holdfast.policy.failures import FailureHistory, Spell
 from holdfast.ranks.torch_team import team_from_torch
 from holdfast.stores.journal import read_events
 from holdfast.tiers.words import Tier, parse_tiers
@@ -139,6 +141,7 @@ class Run:
         plan_state(parts, set())
         encode_values(parts)
         self._session: Session | None = None
+        self._learned: tuple[str, int, FailureHistory, float] | None = None
         self.resumed: Resumed | None = None
 
     # ---- the with block
@@ -158,10 +161,12 @@ class Run:
             )
             events = with_last_sign(read_events(self.path), store.uuid)
             nodes = 1 if team is None else len(set(team.nodes))
+            history = FailureHistory.from_events(events)
+            leads = together is None or together.leads
             self.policy = build_policy(
                 **self._when,
-                hints=what_is_known(nodes, self._stop["spot"], os.environ),
-                history=FailureHistory.from_events(events),
+                hints=self._hints(store.uuid, nodes, history) if leads else (),
+                history=history,
             )
             session = Session(
                 store,
@@ -191,6 +196,18 @@ class Run:
         self._session, self.resumed = session, session.resumed
         return self
 
+    def _hints(self, uuid: str, nodes: int, history: FailureHistory) -> tuple[Hint, ...]:
+        """What is known of the failure rate from elsewhere, asked by the process that decides."""
+        if self._when["every"] is not None or self._when["mtbf"] is not None:
+            return ()
+        spot, seen = self._stop["spot"], history.failures
+        self._learned = (uuid, nodes, history, self._clock.wall())
+        remember(os.environ, *self._learned)
+        # The run's own journal is worth more than that of others.
+        earlier = None if seen else hint_from_earlier_runs(os.environ, uuid, nodes)
+        known = what_is_known(nodes, spot, os.environ, failures_seen=seen)
+        return known if earlier is None else (*known, earlier)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -205,8 +222,17 @@ class Run:
             self._loop.close()
             self._state.close_feeds()
             self._session = None
+            self._remember(failed=error is not None and not left)
         if code is not None and session.stopping.on_stop == "exit":
             raise Stopped(code) from None
+
+    def _remember(self, *, failed: bool) -> None:
+        """For other runs: how long this one lived, and whether it failed."""
+        if self._learned is not None:
+            uuid, nodes, history, began = self._learned
+            now = self._clock.wall()
+            spell = Spell(began, max(began, now), "failure" if failed else "planned")
+            remember(os.environ, uuid, nodes, FailureHistory((*history.spells, spell)), now)
 
     # ---- what the user reads
 

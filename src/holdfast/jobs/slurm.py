@@ -115,6 +115,16 @@ def show_job(job_id: str) -> dict[str, str]:
     raise SetupError(f"scontrol knows no job {job_id}", hint="Slurm forgets jobs soon after their end")
 
 
+def partition_preempts(name: str) -> bool:
+    """Whether jobs in this partition may be requeued, cancelled or suspended for others."""
+    for line in _scontrol("--oneliner", "show", "partition", name).splitlines():
+        said = {key: value for key, _, value in (word.partition("=") for word in line.split())}
+        if said.get("PartitionName") == name:
+            modes = said.get("PreemptMode", "OFF").split(",")
+            return any(mode in ("REQUEUE", "CANCEL", "SUSPEND") for mode in modes)
+    return False
+
+
 def requeue(job: SlurmJob) -> None:
     """Back into the queue, under the same number. Slurm then ends what is left of this attempt."""
     # By its label: the number of an array's last task would requeue every task.

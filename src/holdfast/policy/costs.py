@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
 
 from holdfast.policy.observation import SaveCost
 from holdfast.policy.profile import Profile
@@ -111,11 +110,13 @@ class StepTimes:
         self._new += 1
         self._until_median -= 1
         if self._until_median < 0:
-            self.typical = median(window)
+            ordered = sorted(window)
+            count = len(ordered)
+            self.typical = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
             self._sum = total = sum(window)  # so that rounding does not add up over millions of steps
-            mean = total / len(window)
-            self.deviation = math.sqrt(sum([(one - mean) ** 2 for one in window]) / len(window))
-            self._until_median = len(window) // 4
+            mean = total / count
+            self.deviation = math.dist(ordered, [mean] * count) / math.sqrt(count)
+            self._until_median = count // 4
 
     def save_measured(self) -> None:
         """A save has been compared with these steps; forget those that are many saves old."""
