@@ -18,7 +18,7 @@ SCRIPTS = (
     "raw_limits", "stall", "slowdown", "durable_write", "restore", "small_costs", "policy_speed", "memory",
     "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume", "deadline",
     "ranks_stall", "multi_level", "multi_level_restart", "cached_restart", "hot_restart", "ranks_protect",
-    "memory_tier", "protect", "erasure_codes", "object_store",
+    "ranks_restore", "memory_tier", "protect", "erasure_codes", "object_store",
 )  # fmt: skip
 LIMIT_SECONDS = 3600
 

@@ -20,7 +20,7 @@ ORDER = (
     "raw_limits",
     "checkfreq_budget", "interference", "failure_injection", "data_overhead", "data_resume", "deadline",
     "ranks_stall", "multi_level", "multi_level_restart", "cached_restart", "hot_restart", "ranks_protect",
-    "memory_tier", "protect", "erasure_codes", "object_store",
+    "ranks_restore", "memory_tier", "protect", "erasure_codes", "object_store",
 )  # fmt: skip
 # Which rows of a script make its picture: metric, axis, logarithmic, and what one unit on the axis is.
 PICTURES = {

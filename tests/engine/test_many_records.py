@@ -43,7 +43,9 @@ def load(saved: ManyRanks, world: int, rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("world", "rank", "most"), [(300, 170, 1), (150, 70, 17), (600, 220, 17)])
+@pytest.mark.parametrize(
+    ("world", "rank", "most"), [(300, 170, 1), (150, 70, 3), (225, 112, 3), (600, 220, 2)]
+)
 def test_a_rank_opens_few_records_and_gets_its_rows(
     saved: ManyRanks, world: int, rank: int, most: int
 ) -> None:

@@ -113,12 +113,21 @@ class SavedState:
         return frozenset().union(*(everybody if g is None else parse_ranks(g) for g in groups))
 
     @property
-    def neighbours(self) -> list[int]:
-        """Ranks that are likely to hold it: those that hold the same blocks as this one now."""
+    def likely_sources(self) -> list[int]:
+        """Of these, the ranks that hold the same blocks now, and those that had the wanted rows if the saved
+        tensors were divided as torch divides them: mostly nobody else is needed."""
         found: dict[int, None] = {}
+        seen: set[tuple[object, ...]] = set()
         for want in self._open.values():
             found.update(dict.fromkeys(self._reader.copies_of(want.target)))
-        return list(found)
+            said = want.entry.said
+            kind = (said.get("ranks"), want.region, tuple(said.get("global", ())))
+            if want.region is not None and kind not in seen:
+                seen.add(kind)
+                group = parse_ranks(kind[0]) if "ranks" in said else range(self._reader.saved_world)
+                found.update(dict.fromkeys(_holders(want.region, kind[2], group)))
+        sources = self.sources
+        return [rank for rank in found if rank in sources]
 
     def take(self, record: RankRecord) -> None:
         """What this rank holds of what is missing."""
@@ -203,6 +212,15 @@ class SavedState:
             return like(local, target) if sharded else local
 
         return Need(made, filled.wanted)
+
+
+def _holders(region: Region, whole: Sequence[int], ranks: Sequence[int]) -> Iterator[int]:
+    """Who held this block of a tensor of shape `whole`, if it was cut along one dimension."""
+    for at, length, size in zip(region.offset, region.shape, whole, strict=True):
+        if length and length != size:
+            each = -(-size // len(ranks))
+            for number in range(at // each, (at + length - 1) // each + 1):
+                yield ranks[number]
 
 
 def _part(target: Any, whole: tuple[int, ...], name: str) -> tuple[Region, bool]:

@@ -56,22 +56,22 @@ def load_sharded(
     base = rank if rank < manifest.world else 0
     saved = SavedState(_record(store, found, manifest, base), reader, keys)
     seen = {base}
-    while missing := [r for r in _in_order(saved, rank / world, manifest.world) if r not in seen]:
-        for record in _records(store, found, missing[:_AT_ONCE]):
+    while some := _next_records(saved, seen, rank / world, manifest.world):
+        for record in _records(store, found, some):
             saved.take(record)
-        seen.update(missing[:_AT_ONCE])
+        seen.update(some)
     needs = saved.needs()
     read = read_ranges(store, found, _wanted(needs.values()))
     return Sharded(found, saved.build(needs), read)
 
 
-def _in_order(saved: SavedState, place: float, world: int) -> list[int]:
-    """Ranks that may hold what is missing, the likely ones first: holders of the same blocks, then those
-    whose place among all ranks is like this one's. Mostly a few are enough."""
-    sources = saved.sources
-    likely = [rank for rank in saved.neighbours if rank in sources]
-    near = sorted(sources.difference(likely), key=lambda r: abs(r / world - place))
-    return likely + near
+def _next_records(saved: SavedState, seen: set[int], place: float, world: int) -> list[int]:
+    """A few of the ranks that may hold what is missing: the likely ones first, then those whose place among
+    all ranks is like this one's."""
+    likely = [rank for rank in saved.likely_sources if rank not in seen]
+    if not likely:
+        likely = sorted(saved.sources - seen, key=lambda rank: abs(rank / world - place))
+    return likely[:_AT_ONCE]
 
 
 def _wanted(needs: Any) -> list[Wanted]:
