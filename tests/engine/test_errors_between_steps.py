@@ -1,5 +1,6 @@
 """An exception between two steps, in a validation perhaps, does not cost the steps before it."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,21 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
+from holdfast.engine import torch_saving
+from holdfast.engine.torch_snapshots import Snapshots
+from holdfast.testing.fake_clock import FakeClock
 from holdfast.testing.torch_loops import Objects, exact
 
 
-def whole(path: Path) -> tuple[list[str], str]:
+@pytest.fixture(autouse=True)
+def passes_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it costs is little beside them."""
+    monkeypatch.setattr(torch_saving, "_HOLD_SHARE", math.inf)
+
+
+def whole(path: Path, held_out: Any) -> tuple[list[str], str]:
     objects = Objects()
-    losses = train(path, objects, lambda epoch: None)
+    losses = train(path, objects, lambda epoch: None, held_out)
     return losses, objects.fingerprint()
 
 
@@ -51,8 +61,8 @@ def fails_in(wanted: int) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("validated", ["by itself", "through run.batches"])
 def test_an_error_in_the_validation_costs_no_step_and_no_bit(tmp_path: Path, validated: str) -> None:
-    losses, fingerprint = whole(tmp_path / "whole")
     held_out = DataLoader(TensorDataset(torch.zeros(4, 1))) if validated == "through run.batches" else None
+    losses, fingerprint = whole(tmp_path / "whole", held_out)
     with pytest.raises(ZeroDivisionError):
         train(tmp_path / "parts", Objects(), fails_in(1), held_out)
     assert holdfast.checkpoints(tmp_path / "parts")[0].step == 10
@@ -118,3 +128,26 @@ def test_what_is_held_is_in_nobodys_way(tmp_path: Path) -> None:
 
     train(tmp_path, objects, validate, keep="latest 9, epoch ends", memory_limit="64 KB")
     assert [c.step for c in holdfast.checkpoints(tmp_path)] == [15, 10, 5, 0]
+
+
+def test_passes_that_are_shorter_than_holding_on_are_not_slowed_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_saving, "_HOLD_SHARE", 0.01)
+    held: list[int] = []
+    real = Snapshots.hold
+
+    def hold(snapshots: Snapshots) -> Any:
+        held.append(1)
+        clock.advance(1.0)
+        return real(snapshots)
+
+    monkeypatch.setattr(Snapshots, "hold", hold)
+    clock, objects = FakeClock(), Objects()
+    with holdfast.Run(tmp_path, every="1000000 steps", clock=clock, **objects.tracked) as run:
+        for epoch in run.epochs(6):
+            for batch in run.batches(objects.loader):
+                objects.train_on(batch)
+                run.end_step()
+            assert len(held) == 1 + (epoch == 5)
+            clock.advance(200.0 if epoch == 4 else 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import cast
 
 from holdfast.capture.torch_registry import Tracked
@@ -23,6 +24,8 @@ from holdfast.policy.observation import SaveCost
 from holdfast.staging.copy_choice import Mode
 
 log = logging.getLogger("holdfast")
+# Of the time between two passes over the data, that holding the state between them may take.
+_HOLD_SHARE = 0.01
 
 
 class Saves:
@@ -64,6 +67,8 @@ class Saves:
         self._saved_at: tuple[int, int] | None = None if resumed_bytes is None else (state.step, state.epoch)
         self._last: SaveHandle | None = None
         self._held: SaveRequest | None = None
+        self._held_at = -math.inf
+        self._hold_seconds = 0.0
         self._names_at: tuple[tuple[int, int], int] = ((-1, -1), 0)
         self._setting_of: tuple[int, str] | None = None
 
@@ -119,14 +124,19 @@ class Saves:
 
     def hold(self) -> None:
         """Keep this boundary's state within reach, should what follows fail before the next step."""
+        now = self._clock.monotonic()
         if self.is_saved or self.must_wait or self._state.step == 0:
             return
-        self._held = None
+        if self._hold_seconds > _HOLD_SHARE * (now - self._held_at):
+            return  # Passes so short that there is next to nothing to lose.
+        self._held, self._held_at = None, now
         try:
+            request = self._request("an error after this step", (), None, "")
             if self._snapshots.hold() is not None:
-                self._held = self._request("an error after this step", (), None, "")
+                self._held = request
         except Exception as error:  # noqa: BLE001  the next save will meet it, and say it
             log.debug("holdfast: the state of step %d is not held: %r", self._state.step, error)
+        self._hold_seconds = self._clock.monotonic() - now
 
     def save_held(self) -> SaveHandle | None:
         """The state that was held, if nothing has moved since."""
