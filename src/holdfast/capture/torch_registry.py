@@ -39,6 +39,7 @@ def track(objects: Mapping[str, Any], *, save_frozen: bool = True) -> list[Track
         raise SetupError(
             "nothing to track", hint="pass objects by keyword: Run(path, model=model, optimizer=opt)"
         )
+    objects = {key: _that_steps(obj) for key, obj in objects.items()}
     modules = [
         TrackedModule(k, o, save_frozen=save_frozen) for k, o in objects.items() if isinstance(o, nn.Module)
     ]
@@ -62,6 +63,17 @@ def track(objects: Mapping[str, Any], *, save_frozen: bool = True) -> list[Track
     for optimizer in optimizers:
         optimizer.names = names
     return [*modules, *optimizers, *others]
+
+
+def _that_steps(obj: Any) -> Any:
+    """The optimizer inside a wrapper (Accelerate's, Lightning's): it has the moments and makes the steps."""
+    seen = 0
+    while isinstance(obj, torch.optim.Optimizer) and seen < 8:
+        inner = getattr(obj, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer) or inner is obj:
+            break
+        obj, seen = inner, seen + 1
+    return obj
 
 
 def restore_all(tracked: Iterable[Tracked], states: Mapping[str, Any]) -> None:

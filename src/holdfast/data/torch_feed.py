@@ -103,6 +103,10 @@ class Feed:
     def batches_done(self) -> int:
         return 0 if self._at is None or self._at.finished else self._at.batches
 
+    @property
+    def passes_done(self) -> int:
+        return 0 if self._at is None else self._at.passes + self._at.finished
+
     def batches(self, epoch: int, *, counted: bool = True) -> Iterator[Any]:
         """The batches of `epoch` that training has not had yet. `counted`: epochs are counted by the run.
 

@@ -20,12 +20,13 @@ from holdfast.engine.handle import SaveHandle
 from holdfast.engine.last_step import with_last_sign
 from holdfast.engine.open_tiers import open_tiers
 from holdfast.engine.outputs_block import Output
+from holdfast.engine.remembered import Remembered
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import CopyMode, OnNan, OnSaveError, Settings, as_bytes
 from holdfast.engine.stopping import OnStop, Stopped, Stopping
 from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together, claim_known
-from holdfast.engine.torch_batches import Batches
+from holdfast.engine.torch_batches import Batches, Enumerated
 from holdfast.engine.torch_loop import Loop
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
@@ -251,6 +252,27 @@ class Run:
         """Plain values of yours that are saved with every checkpoint and restored."""
         return self._state.extras
 
+    def remember(self, **values: Any) -> Remembered:
+        """Sums, counters, best values, histories, meters: saved with every checkpoint, and what they were
+        after a restart.
+
+        >>> best = run.remember(val_loss=float("inf"), history=[])
+        >>> for epoch in run.epochs(90):
+        ...     sums = run.remember(loss=0.0, samples=0)        # of this epoch: begins anew with the next
+        ...     for x, y in run.batches(loader):
+        ...         ...
+        ...         sums.loss += loss.item()
+        """
+        self._require_open()
+        return self._state.memories.remember(values, self.epoch if self._loop.in_epoch else None)
+
+    @property
+    def inside_epoch(self) -> bool:
+        """Whether this epoch is taken up behind its beginning, after a restart. What a script does once
+        when an epoch begins belongs under `if not run.inside_epoch:`."""
+        self._require_open()
+        return self._loop.inside_epoch
+
     @property
     def stopping(self) -> bool:
         """Whether a signal, the deadline or a notice asked the loop to end."""
@@ -291,6 +313,13 @@ class Run:
         return self._loop.batches(
             loader, name, limit=limit, whole_passes=whole_passes, changed_data=changed_data, seeds=seeds
         )
+
+    def enumerate(
+        self, loader: Any, name: str | None = None, *, start: int = 0, **options: Any
+    ) -> Enumerated:
+        """`batches` with the index of each in its epoch, which `enumerate` around it would begin at 0
+        again."""
+        return Enumerated(self.batches(loader, name, **options), start)
 
     def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
         """Until `count` steps are done: their numbers, or with `over=loader` its batches over and over."""

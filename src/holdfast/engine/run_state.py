@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.capture.torch_place import put_in_place
+from holdfast.engine.remembered import Memories
 
 
 class RunState:
@@ -19,6 +20,7 @@ class RunState:
         self.seed = seed
         self.is_complete = False
         self.extras: dict[str, Any] = {}
+        self.memories = Memories()
         self.policy: dict[str, Any] = {}
         self.feeds: dict[str, Any] = {}
         # Positions read from a checkpoint, waiting for their loader to be used for the first time.
@@ -33,6 +35,7 @@ class RunState:
             "complete": self.is_complete,
             "positions": positions,
             "extras": dict(self.extras),
+            "memories": self.memories.take(),
             "policy": self.policy,
         }
 
@@ -50,6 +53,7 @@ class RunState:
         self.positions = dict(state["positions"])
         self.extras.clear()
         self.extras.update(put_in_place(state["extras"], lambda: None))
+        self.memories.apply(state.get("memories", {}))
         self.policy = state["policy"]
 
     def progress(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 from holdfast.data.torch_feed import Feed
+from holdfast.engine.loop_notices import say_if_counted_around
 from holdfast.engine.torch_session import Session
 
 
@@ -50,6 +51,31 @@ class Batches:
         return getattr(self._loader, name)
 
 
+class Enumerated:
+    """Index in the epoch and batch. After a restart it goes on with the index that comes next."""
+
+    def __init__(self, batches: Batches, start: int) -> None:
+        self._batches = batches
+        self._start = start
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        opened = iter(self._batches)
+        return self._counted(opened, self._start + self._batches.position)
+
+    def _counted(self, opened: Iterator[Any], index: int) -> Iterator[tuple[int, Any]]:
+        for batch in opened:
+            yield index, batch
+            index += 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
 class Pass:
     """One pass over a loader. `holding` are those whose batch training has; `on_stop` is told when this one
     is cut short."""
@@ -69,6 +95,7 @@ class Pass:
         self._on_stop = on_stop
         self._thread = threading.get_ident()
         self._is_inner = False
+        self._taken_up_behind = feed.batches_done
         self._step_at_batch = 0
         self._steps_at_begin = self._steps
         self.is_over = False
@@ -86,6 +113,9 @@ class Pass:
         if self in self._holding:
             self._holding.discard(self)
             self._boundary()
+        if self._taken_up_behind:
+            say_if_counted_around(self, self._taken_up_behind, self._feed.name)
+            self._taken_up_behind = 0
         try:
             batch = next(self._batches)
         except StopIteration:

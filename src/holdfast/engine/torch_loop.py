@@ -9,7 +9,9 @@ from weakref import WeakSet
 
 from holdfast.capture.torch_rng import TrackedRandomness
 from holdfast.data.audit_log import AuditLog
+from holdfast.data.position import position_from_state
 from holdfast.data.torch_feed import Feed
+from holdfast.engine.loop_notices import say_if_counted_by_hand
 from holdfast.engine.settings import Settings
 from holdfast.engine.torch_batches import Batches, Pass
 from holdfast.engine.torch_loaders import Loaders
@@ -26,6 +28,11 @@ class Loop:
         self._holding: WeakSet[Pass] = WeakSet()  # passes whose batch training has
         # Whether epochs are counted by us: a loop of one's own begins again at its beginning.
         self._counts_epochs = False
+        self.in_epoch = False
+        # The epoch that training was in when it was interrupted, until that is over.
+        self._interrupted: int | None = session.state.epoch if session.resumed else None
+        self._looked_around = session.resumed is None
+        session.is_in_tail = lambda: self.in_epoch and not self._holding
         # As restored, until training is where it was: see `_back_to`.
         self._streams = TrackedRandomness().take() if session.resumed else None
         self._audit: AuditLog | None = None
@@ -54,12 +61,17 @@ class Loop:
         self._counts_epochs = True
         while state.epoch < count and not session.must_stop():
             self._cut_short = False
-            yield state.epoch
+            self.in_epoch = True
+            try:
+                yield state.epoch
+            finally:
+                self.in_epoch = False
             # An epoch whose batches ended early is not over, and goes on after the restart. One that was only
             # asked to stop meanwhile, in its validation perhaps, is: doing that part again would change it.
             if self._cut_short:
                 return
             self._settle_step()
+            self._interrupted = None
             session.end_epoch(is_last=state.epoch + 1 >= count)
 
     def batches(self, loader: Any, name: str | None, **options: Any) -> Batches:
@@ -72,12 +84,33 @@ class Loop:
         session = self._session
         epoch = session.state.epoch
         if feed.trained_on:
+            self._look_around(feed)
+            session.save_best()
             self._settle_step()
             self._back_to(is_inside=feed.takes_up(epoch))
         else:
             session.hold()
         batches = feed.batches(epoch, counted=self._counts_epochs)
         return Pass(session, feed, batches, self._holding, self._stop_here)
+
+    @property
+    def inside_epoch(self) -> bool:
+        """Whether this epoch is taken up behind its beginning."""
+        state = self._session.state
+        if self._interrupted != state.epoch:
+            return False
+        feeds = [feed.state_dict() for feed in state.feeds.values()]
+        for kept in (*state.positions.values(), *feeds):
+            at, _ = position_from_state(kept, "")
+            if at is not None and at.epoch == state.epoch and kept["trained_on"] and at.batches:
+                return True
+        return False
+
+    def _look_around(self, feed: Feed) -> None:
+        """Once after a restart: a loop that counts for itself would count again what was done."""
+        if not self._looked_around and not self._counts_epochs:
+            say_if_counted_by_hand(self._session.state.step, feed.passes_done)
+        self._looked_around = True
 
     def _stop_here(self) -> None:
         self._cut_short = True
@@ -97,6 +130,7 @@ class Loop:
 
     def numbers(self, count: int) -> Iterator[int]:
         session, state = self._session, self._session.state
+        self._looked_around = True
         self._back_to(is_inside=state.step > 0)
         while state.step < count and not session.must_stop():
             before = state.step

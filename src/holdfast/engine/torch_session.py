@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -92,6 +93,9 @@ class Session:
         self._store = store
         self._tracked = tracked
         self._best = retention.best
+        self._best_due: Decision | None = None
+        # Asked of the loop: are the batches of this epoch done, and the epoch is not?
+        self.is_in_tail: Callable[[], bool] = lambda: False
         self._settings = settings
         self._clock = clock
         # One journal per run: rank 0's.
@@ -317,6 +321,7 @@ class Session:
         self.state.epoch += 1
         self.state.is_complete = is_last
         self.meter.pause()
+        self.save_best()
         now = self._clock.monotonic()
         leads = self.together is None or self.together.leads
         decision = self.policy.decide(self._observe(now, epoch_ended=True)) if leads else _FOLLOW
@@ -340,6 +345,16 @@ class Session:
         if together is not None:
             decision = together.same_for_all("best so far", decision)
         if decision.save and self.boundary.is_here:
+            self._best_due = decision
+            if not self.is_in_tail():
+                self.save_best()
+
+    def save_best(self) -> None:
+        """What `report` asked for. Behind the batches of an epoch it waits for the epoch's end: averaged
+        weights may stand in for the model until then, and code that follows would be done twice after a
+        restart."""
+        decision, self._best_due = self._best_due, None
+        if decision is not None and self.boundary.is_here:
             self._obey(decision, self._clock.monotonic(), forced=True, by_name=True)
 
     def would_save(self) -> bool:
