@@ -164,3 +164,24 @@ def test_a_manifest_knows_its_name_and_size() -> None:
 
 def test_times_are_written_in_utc() -> None:
     assert utc_text(0.0) == "1970-01-01T00:00:00.000+00:00"
+
+
+@pytest.mark.parametrize("dense", [b"[],", b"{},", b"1,"])
+def test_a_record_that_would_take_much_memory_is_refused_before_it_is_parsed(dense: bytes) -> None:
+    import hashlib
+    import tracemalloc
+
+    line = b'{"x":[' + dense * ((16 << 20) // len(dense)) + b"0]}\n"
+    data = line + b"sha256:" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptCheckpoint, match="more values"):
+            unseal(data)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_inside_strings_does_not_count_as_values() -> None:
+    text = '{"name":[1,2],"other":{"a":[0]}},' * 100_000
+    assert unseal(seal({"header": text})) == {"header": text}

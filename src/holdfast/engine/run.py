@@ -160,7 +160,9 @@ class Run:
             tiers = open_tiers(
                 store, self._given_tiers, self._retention, self._clock, together, limit, os.environ
             )
-            events = with_last_sign(read_events(self.path), store.uuid)
+            # Rank 0 decides, so nobody else needs the run's history.
+            leads = team is None or team.leads
+            events = with_last_sign(read_events(self.path), store.uuid) if leads else []
             nodes = 1 if team is None else len(set(team.nodes))
             history = FailureHistory.from_events(events)
             leads = together is None or together.leads

@@ -14,7 +14,7 @@ from holdfast.engine.last_step import reached_before
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.tiers_of_run import Tiers
-from holdfast.engine.together import Together
+from holdfast.engine.together import Together, told_by_leader
 from holdfast.engine.told_costs import told_costs
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_setting import setting_key
@@ -68,6 +68,9 @@ def resume(
     resumed, found = restored
     reached = reached_before(history)
     lost = None if reached is None else max(reached - resumed.step, 0)
+    if together is not None:
+        # Only rank 0 has read the journal.
+        lost = told_by_leader(together.team, "steps lost", settings.wait_limit_seconds, lambda: lost)
     resumed = replace(resumed, steps_lost=lost)
     read: dict[str, int] | None = None
     if tiers and ladder:

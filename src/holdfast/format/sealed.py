@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from holdfast.errors import CorruptCheckpoint, InternalError
 
 MAX_SEALED_BYTES = 256 << 20
+# About a million numbers.
+MAX_VALUES_BYTES = 48 << 20
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _PREFIX = b"sha256:"
 _SEAL_LENGTH = len(_PREFIX) + 64 + 1
 
@@ -47,6 +51,7 @@ def check_seal(data: bytes) -> bytes:
 def unseal(data: bytes) -> dict[str, Any]:
     """The object inside. Only the one canonical spelling is accepted: no duplicate keys, no stray spaces."""
     line = check_seal(data)
+    _require_bounded(line)
     try:
         record = json.loads(line)
         canonical = canonical_json(record)
@@ -55,6 +60,20 @@ def unseal(data: bytes) -> dict[str, Any]:
     if not isinstance(record, dict) or canonical + b"\n" != line:
         raise CorruptCheckpoint("record is not one JSON object in canonical form")
     return record
+
+
+def _require_bounded(line: bytes) -> None:
+    """Before anything is parsed: three bytes of JSON can ask for a hundred of memory. What strings take is in
+    proportion to the line; what lists, objects and numbers take is counted, and limited."""
+    if _values_bytes(line) > MAX_VALUES_BYTES and _values_bytes(_STRING.sub(b"", line)) > MAX_VALUES_BYTES:
+        raise CorruptCheckpoint(
+            f"record of {len(line)} bytes holds more values than a record may", hint="put arrays into tensors"
+        )
+
+
+def _values_bytes(line: bytes) -> int:
+    # An empty list or object takes 64 bytes and its place in another 8; a number about 32 and its place.
+    return 72 * (line.count(b"[") + line.count(b"{")) + 40 * (line.count(b",") + line.count(b":"))
 
 
 def seal_of(data: bytes) -> str:

@@ -91,7 +91,7 @@ class HeartbeatWriter:
 def read_beat(path: str) -> Beat | None:
     """The newest record; None if there is none yet or it is being written this moment."""
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             raw = json.loads(file.read(RECORD_BYTES))
         beat = Beat(**raw)
     except (OSError, ValueError, TypeError, RecursionError):

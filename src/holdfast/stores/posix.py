@@ -187,6 +187,8 @@ class PosixIO:
     def append(self, parent: int, name: str, data: bytes) -> None:
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _OPEN_FLAGS, 0o666, dir_fd=parent)
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(errno.ELOOP, "not a regular file", name)
             os.write(file, data)
         finally:
             os.close(file)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 
 from holdfast.errors import CorruptCheckpoint
 from holdfast.stores.io import StoreIO
@@ -18,6 +20,16 @@ def open_written(io: StoreIO, directory: int, name: str, *, direct: bool = False
         raise CorruptCheckpoint(
             f"{name} is a link, pipe or device", hint="only regular files are read: remove it"
         ) from error
+
+
+def read_regular(path: str, limit: int) -> bytes:
+    """At most `limit` bytes of a file that somebody else may have put there. OSError for anything that is not
+    a regular one, at once: a link could lead anywhere, a pipe would never answer."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(file, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.ELOOP, "not a regular file", path)
+        return opened.read(limit)
 
 
 def read_small(io: StoreIO, directory: int, name: str, limit: int) -> bytes:

@@ -19,6 +19,7 @@ from holdfast.format.sealed import seal, unseal
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.owner import Owner, is_alive, this_process
 from holdfast.stores.ownership import not_private
+from holdfast.stores.small_read import read_regular
 
 log = logging.getLogger("holdfast")
 SHM = "/dev/shm"
@@ -61,8 +62,7 @@ def write_owner(folder: str, owner: Owner, run: str) -> None:
 def read_owner(folder: str) -> tuple[Owner | None, str | None]:
     """Who wrote here last and for which run's folder; None for what cannot be read."""
     try:
-        with open(os.path.join(folder, OWNER), "rb") as file:
-            record = unseal(file.read(64 << 10))
+        record = unseal(read_regular(os.path.join(folder, OWNER), 64 << 10))
     except (OSError, CorruptCheckpoint):
         return None, None
     run = record.get("run")

@@ -11,12 +11,13 @@ import threading
 
 from holdfast.errors import HoldfastError, StoreError
 from holdfast.format.manifest import FileRecord
-from holdfast.format.sealed import check_seal
+from holdfast.format.sealed import MAX_SEALED_BYTES, check_seal
 from holdfast.stores.base import Store
 from holdfast.stores.directory import CKPT, MANIFEST, PART, SECOND, DirectoryStore
 from holdfast.stores.node_store import NodeStore
 from holdfast.stores.objects import ObjectStore
 from holdfast.stores.os_errors import store_errors
+from holdfast.stores.small_read import read_regular
 from holdfast.tiers.bandwidth import Bandwidth
 from holdfast.tiers.copying import Copier, LadderSource
 from holdfast.tiers.ladder import Ladder
@@ -118,7 +119,6 @@ def _replace(folder: str, file: str, data: bytes) -> None:
 
 def _read(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_regular(path, MAX_SEALED_BYTES)
     except OSError:
         return None

@@ -15,6 +15,7 @@ from holdfast.errors import CorruptCheckpoint, SetupError, StoreError
 from holdfast.format.sealed import seal, unseal
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.os_errors import store_errors
+from holdfast.stores.small_read import read_regular
 from holdfast.tiers.words import Tier
 
 FILE = "tiers.json"
@@ -50,8 +51,8 @@ def recall_tiers(run: str | os.PathLike[str]) -> TierList:
     """What was recorded; empty if nothing was."""
     path = os.path.join(os.fspath(run), FILE)
     try:
-        with store_errors("read the list of tiers", path), open(path, "rb") as file:
-            record = unseal(file.read(_MAX_BYTES))
+        with store_errors("read the list of tiers", path):
+            record = unseal(read_regular(path, _MAX_BYTES))
         if record.get("run") not in (None, _uuid(run)):
             return TierList()
         return TierList(_tiers(record["now"]), _tiers(record["former"]))
