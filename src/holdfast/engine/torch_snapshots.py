@@ -20,6 +20,7 @@ from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.settings import Settings
 from holdfast.engine.torch_deferral import Deferral, Held
+from holdfast.engine.torch_quiet import WORTH_IT_BYTES, Quiet
 from holdfast.engine.torch_tears import Tears
 from holdfast.errors import SaveError
 from holdfast.format.checksum import CHUNK_BYTES, RunningDigest
@@ -46,6 +47,8 @@ class Layout:
     budget: SlotBudget
     pool: SlotPool | SharedSlots
     deferral: Deferral | None
+    # Large host tensors that no optimizer steps: are they the same as at the last save?
+    unfenced: tuple[int, ...] = ()
 
 
 @dataclass
@@ -113,6 +116,7 @@ class Snapshots:
         self._agreed: Mapping[int, tuple[str, str]] | None = None
         self._tears = Tears()
         self._loose: set[str] = set()
+        self._quiet = Quiet()
         self._held: Taken | None = None
         self.choice = CopyChoice(None if settings.copy == "auto" else settings.copy)
 
@@ -175,10 +179,13 @@ class Snapshots:
         if self._tears.learn() and self._layout is not None:
             # What is held back is worked out anew, in a walk.
             self._layout = replace(self._layout, deferral=None)
+        is_compared = False
         if not blocking and (held := self._hold()) is not None:
-            return self._take_behind(held, slot_timeout, only_begin=only_begin)
+            is_compared = True
+            if not self._look_for_quiet(held.expected):
+                return self._take_behind(held, slot_timeout, only_begin=only_begin)
         parts: Sequence[Part] = take_parts(self._tracked, self._loose)
-        fitting = self._fit(parts, slot_timeout)
+        fitting = self._fit(parts, slot_timeout, is_compared=is_compared)
         if fitting is None:
             return None
         layout, selected, parts = fitting
@@ -266,13 +273,15 @@ class Snapshots:
         return taken
 
     def _fit(
-        self, parts: Sequence[Part], slot_timeout: float
+        self, parts: Sequence[Part], slot_timeout: float, *, is_compared: bool
     ) -> tuple[Layout, Selected, Sequence[Part]] | None:
         """The layout for this state, and the state as it fits there; None if the memory of the one before is
         still in use."""
         if self._layout is not None:
             selected = self._layout.plan.select(parts)
             if selected is not None:
+                if not is_compared:
+                    self._look_for_quiet(selected)
                 self._layout = self._follow(self._layout, parts, selected)
                 return self._layout, selected, parts
             parts = self._loosen(parts, self._layout.plan)
@@ -305,18 +314,36 @@ class Snapshots:
         """The same images in the same memory, of tensors that may be others than before: what is copied when,
         and where it is found at the next boundary, follows them."""
         plan = layout.plan.deferring(selected, self._lazy_ids())
-        deferral = layout.deferral
+        deferral, unfenced = layout.deferral, self._unfenced(plan, selected)
         if plan is layout.plan and (deferral is None or deferral.is_same()):
             if deferral is not None:
                 deferral.expect(selected)
-            return layout
+            return replace(layout, unfenced=unfenced)
         copies = self._copies(plan, selected)
-        return replace(layout, plan=plan, copies=copies, deferral=self._defer(parts, plan, copies, selected))
+        deferral = self._defer(parts, plan, copies, selected)
+        return replace(layout, plan=plan, copies=copies, deferral=deferral, unfenced=unfenced)
+
+    def _look_for_quiet(self, selected: Selected) -> bool:
+        """Whether what may be copied later is to be worked out anew, in a walk."""
+        layout = self._layout
+        return layout is not None and self._quiet.look(selected.tensors, selected.counters, layout.unfenced)
+
+    def _unfenced(self, plan: StatePlan, selected: Selected) -> tuple[int, ...]:
+        fenced, tensors = self._fenced_ids(), selected.tensors
+        return tuple(
+            i
+            for i, place in enumerate(plan.placements)
+            if place.stop - place.start >= WORTH_IT_BYTES
+            and id(selected.counters.get(i, tensors[i])) not in fenced
+            and self._devices.of(tensors[i]) is None
+        )
 
     def _copies(self, plan: StatePlan, selected: Selected) -> CopyPlan:
         # Only weights are changed behind our back (averaged ones swapped in, clipped through `.data`).
         weights = {i for i, p in enumerate(plan.placements) if plan.images[p.image].role == "weights"}
-        return CopyPlan.of(plan.placements, selected.tensors, self._devices, weights)
+        quiet = self._quiet.ids()
+        each = {i for i, t in enumerate(selected.tensors) if id(selected.counters.get(i, t)) in quiet}
+        return CopyPlan.of(plan.placements, selected.tensors, self._devices, weights, each)
 
     def _defer(
         self, parts: Sequence[Part], plan: StatePlan, copies: CopyPlan, selected: Selected
@@ -344,7 +371,8 @@ class Snapshots:
         pool = (None if on_device else self._shared(make_slot, plan, sizes)) or SlotPool(
             make_slot, budget.slots
         )
-        return Layout(plan, copies, budget, pool, self._defer(parts, plan, copies, selected))
+        deferral = self._defer(parts, plan, copies, selected)
+        return Layout(plan, copies, budget, pool, deferral, self._unfenced(plan, selected))
 
     def _shared(
         self, make_slot: Callable[[Callable[[int], HostMemory]], Slot], plan: StatePlan, sizes: int
@@ -385,6 +413,10 @@ class Snapshots:
         return Sharing(*self._ranks, live_groups(self._tracked))
 
     def _lazy_ids(self) -> set[int]:
+        """Tensors that may be copied behind training: nothing has torn them yet."""
+        return (self._fenced_ids() | self._quiet.ids()) - self._tears.torn_ids()
+
+    def _fenced_ids(self) -> set[int]:
         """Tensors that only the step of a tracked optimizer changes, so that the fence protects them.
 
         Frozen parameters are not among them: a momentum encoder inside the model is frozen and moved by the
@@ -396,7 +428,7 @@ class Snapshots:
             for state in tracked.optimizer.state.values():
                 if isinstance(state, dict):
                     fenced.update(id(v) for v in state.values() if isinstance(v, torch.Tensor))
-        return fenced - self._tears.torn_ids()
+        return fenced
 
 
 def _replaced(layout: Layout, found: Selected, held: Held) -> bool:

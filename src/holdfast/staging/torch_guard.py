@@ -35,14 +35,21 @@ class Guard:
     spots: tuple[tuple[tuple[int, int], ...], ...]
 
     @staticmethod
-    def of(later: CopyGroup, places: Sequence[Placed], among: Container[int] | None = None) -> Guard:
-        """`among` limits it to some tensors, such as the weights."""
-        order = tuple(i for i in (*later.large, *later.small) if among is None or i in among)
+    def of(
+        later: CopyGroup,
+        places: Sequence[Placed],
+        among: Container[int] | None = None,
+        each: Container[int] = (),
+    ) -> Guard:
+        """`among` limits it to some tensors, such as the weights; `each` are sampled without exception."""
+        everything = (*later.large, *later.small)
+        order = tuple(i for i in everything if (among is None or i in among) and i not in each)
         if len(order) > _TENSORS:
             half = _TENSORS // 2
             largest = sorted(order, key=lambda i: places[i].start - places[i].stop)[:half]
             spread = (order[-1 - i * (len(order) - 1) // (half - 1)] for i in range(half))
             order = tuple(dict.fromkeys((*largest, *spread)))
+        order = (*order, *(i for i in everything if i in each))
         return Guard(order, tuple(_spots(places[i]) for i in order))
 
     def note(self, tensors: Sequence[torch.Tensor]) -> list[Note | None]:

@@ -60,6 +60,7 @@ class CopyPlan:
         tensors: Sequence[torch.Tensor],
         devices: Devices,
         guarded: Container[int] | None = None,
+        each_guarded: Container[int] = (),
     ) -> CopyPlan:
         positions: dict[int, tuple[Device | None, list[int], list[int]]] = {}
         for i, (place, tensor) in enumerate(zip(places, tensors, strict=True)):
@@ -73,7 +74,7 @@ class CopyPlan:
             now=CopyGroup.of(now, places),
             later=group,
             watched=tuple(later),
-            guard=Guard.of(group, places, guarded),
+            guard=Guard.of(group, places, guarded, each_guarded),
             by_device=tuple(
                 DeviceCopies(d, tuple(a), tuple(b), Guard.of(CopyGroup.of(b, places), places, guarded))
                 for d, a, b in positions.values()
