@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.errors import StoreFull
 from holdfast.testing.torch_loops import Objects
+from holdfast.tiers.memory import MemoryTier
+from holdfast.tiers.memory_slot import MemorySlot, SharedMemory
 
 
 def validated(path: Path, losses: list[float], *, keep: str, **settings: Any) -> Objects:
@@ -92,3 +95,23 @@ def test_a_node_local_folder_keeps_no_more_than_it_should(tmp_path: Path) -> Non
     tiers = [f"{tmp_path / 'local'}", "single", "run every 10"]
     validated(tmp_path / "run", [0.5] * 8, keep="latest 2", tiers=tiers, every="1 steps")
     assert len(list((tmp_path / "local").glob("**/MANIFEST"))) == 2
+
+
+def test_a_small_shared_memory_is_said_once_and_saves_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container with 64 MB of /dev/shm: the first slot fits, the second does not."""
+    made: list[str] = []
+
+    def allocate(slot: MemorySlot, file: str, nbytes: int) -> SharedMemory:
+        made.append(slot.path)
+        if len(set(made)) > 1:
+            raise StoreFull("No space left on device")
+        return real(slot, file, nbytes)
+
+    real = MemorySlot.allocate
+    monkeypatch.setattr(MemorySlot, "allocate", allocate)
+    monkeypatch.setattr(MemoryTier, "lacks_room", lambda *args, **more: "64 MB are too few")
+    validated(tmp_path, [0.5, 0.4, 0.3], keep="latest 2", tiers=["memory", "run every 2"], every="1 steps")
+    assert max(found(tmp_path))[0] == 15
+    assert caplog.text.count("memory has no room for checkpoints") == 1

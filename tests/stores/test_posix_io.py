@@ -249,3 +249,19 @@ def test_a_bad_descriptor_is_an_error_in_every_call() -> None:
                 act(987_654)
     with pytest.raises(OSError, match="Bad file descriptor"):
         PosixIO().preallocate(987_654, 1)
+
+
+def test_a_folder_of_an_automounter_above_the_run_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, parent = os.fsync, tmp_path.stat().st_ino
+
+    def fsync(file: int) -> None:
+        # As autofs answers.
+        if os.fstat(file).st_ino == parent:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    root = PosixIO().open_root(str(tmp_path / "home" / "run"), create=True)
+    os.close(root)

@@ -147,7 +147,7 @@ class TiersOfRun:
 
     def writer(self, together: Together | None) -> Writer:
         if together is None:
-            return Alone(self.first, self.memory)
+            return Alone(self.first, self.memory, self._outer[0][1] if self._outer else None)
         return Everybody(self.home, together.team, together.ballot)
 
     def start_draining(self, emit: Emit, resumed_from: str | None = None) -> None:

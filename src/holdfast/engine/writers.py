@@ -20,7 +20,7 @@ from holdfast.checkpoints.write_on_nodes import NodeSave, write_on_nodes
 from holdfast.checkpoints.write_together import decline, write_together
 from holdfast.engine.node_meeting import Nodes
 from holdfast.engine.together import Together
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, StoreFull
 from holdfast.format.image import ImageLayout
 from holdfast.format.manifest import Manifest
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name
@@ -52,9 +52,13 @@ class Writer(Protocol):
 
 
 class Alone:
-    def __init__(self, store: Store, memory: Store | None = None) -> None:
+    """`instead` takes what `store` has no room for, where `store` is memory: a small /dev/shm must not mean
+    that nothing is saved."""
+
+    def __init__(self, store: Store, memory: Store | None = None, instead: Store | None = None) -> None:
         self._store = store
         self._memory = memory
+        self._instead = instead
 
     def write(
         self,
@@ -67,7 +71,17 @@ class Alone:
     ) -> Committed:
         memory = self._memory
         if memory is self._store and memory is not None:
-            committed = write_checkpoint(memory, draft, sources)
+            try:
+                committed = write_checkpoint(memory, draft, sources)
+            except StoreFull as error:
+                if self._instead is None:
+                    raise
+                log.warning(
+                    "holdfast: memory has no room for checkpoints, from now on they go to %s: %s",
+                    self._instead.where, error,
+                )  # fmt: skip
+                self._store, self._memory = self._instead, None
+                return write_checkpoint(self._store, draft, sources)
             in_memory()
             return committed
         if memory is None or not all(source.concurrent for source in sources):
@@ -76,6 +90,9 @@ class Alone:
             near = write_checkpoint(memory, draft, sources)
         except StoreError as error:
             log.warning("holdfast: step %d is not kept in memory: %s", draft.step, error)
+            if isinstance(error, StoreFull):
+                # Said once, and not tried again at every save.
+                self._memory = None
             return write_checkpoint(self._store, draft, sources)
         in_memory()
         write_copy(self._store, near.manifest, memory.manifest(str(near.name)), sources)

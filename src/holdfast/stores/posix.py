@@ -241,5 +241,9 @@ def _make_path(path: str) -> None:
     directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
+    except OSError as error:
+        # An automounter's folder, for instance: its names are not on any disk.
+        if error.errno not in _NOT_SUPPORTED:
+            raise
     finally:
         os.close(directory)

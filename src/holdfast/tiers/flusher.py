@@ -20,7 +20,7 @@ from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.clock import Clock
 from holdfast.errors import Fenced, HoldfastError, InternalError, SaveError, StoreError, StoreFull
 from holdfast.events import Emit, Flushed, FlushFailed, FlushSkipped, Pruned
-from holdfast.format.manifest import Manifest
+from holdfast.format.manifest import Manifest, parse_manifest
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.copying import Copier, SourceLost
 from holdfast.tiers.ladder import Ladder
@@ -220,8 +220,12 @@ class Flusher:
 
     def _flush(self, name: str) -> None:
         started = self._clock.monotonic()
-        manifest = self._copier.manifest(name)
-        if name not in self.tier.target.store.names():
+        there = name in self.tier.target.store.names()
+        # It may be there alone: what memory has no room for is saved here first.
+        manifest = (
+            parse_manifest(self.tier.target.store.manifest(name)) if there else self._copier.manifest(name)
+        )
+        if not there:
             files = self._share.files(manifest) if self._share.files else None
             try:
                 self._copier.copy(name, files)
