@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -359,3 +361,51 @@ def test_a_validation_loader_with_persistent_workers_leaves_the_resumed_run_the_
 
     pieced = body(tmp_path / "killed", 8) | body(tmp_path / "killed", None)
     assert pieced == body(tmp_path / "alone", None)
+
+
+def test_a_loader_per_rollout_is_trained_on_after_a_restart_and_not_kept_alive(tmp_path: Path) -> None:
+    """As PPO does it: new data and a new loader for every rollout."""
+    trained: dict[int, int] = {}
+    alive: list[weakref.ref[Any]] = []
+    for kill_at in (6, None):
+        work = Work()
+        try:
+            with work.run(tmp_path) as run:
+                while run.step < 18:
+                    rollout = TensorDataset(torch.rand(12, 2))
+                    alive.append(weakref.ref(rollout))
+                    before = run.step
+                    for _ in range(2):
+                        for (x,) in run.batches(DataLoader(rollout, 4, shuffle=True)):
+                            work.step(x)
+                            run.end_step()
+                            if run.step == kill_at:
+                                crash(run)
+                    trained[before] = run.step - before
+                    del rollout
+                    gc.collect()
+                    assert sum(ref() is not None for ref in alive) <= 1
+        except Killed:
+            pass
+    assert trained[6] == 6
+    assert set(trained.values()) == {6}
+
+
+@pytest.mark.parametrize("what", ["target", "not a number", "frozen by mistake"])
+def test_only_weights_that_should_have_changed_are_called_stale(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work()
+    tracked: dict[str, Any] = {}
+    if what == "target":
+        tracked = {"model": nn.Linear(2, 1)}  # synchronised now and then; the trained one is not tracked
+    if what == "not a number":
+        nn.init.constant_(work.model.weight, float("nan"))
+    if what == "frozen by mistake":
+        work.optimizer.param_groups[0]["lr"] = 0.0
+    with work.run(tmp_path, **tracked) as run:
+        for _ in range(3):
+            work.step(torch.ones(2, 2))
+            run.end_step()
+            run.save_now().wait()
+    assert ("has exactly the weights" in caplog.text) is (what == "frozen by mistake")

@@ -106,6 +106,11 @@ class AsTorch:
         return self._is_alone and (type(self._sampler) is SequentialSampler or _is_permutation(self._sampler))
 
     @property
+    def is_light(self) -> bool:
+        """Whether nothing of it lives from pass to pass but what is kept: no workers, no generators."""
+        return not self._loader.persistent_workers and not self._memory.take() and not self._datasets
+
+    @property
     def may_drop(self) -> bool:
         return self._share.drop_short or self._share.drop_uneven
 

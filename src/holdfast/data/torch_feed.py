@@ -28,9 +28,11 @@ from holdfast.data.position import (
     restarted,
 )
 from holdfast.data.seeding import derive
+from holdfast.data.source import Source
 from holdfast.data.split import Turn
+from holdfast.data.torch_as_torch import AsTorch
 from holdfast.data.torch_sources import source_of
-from holdfast.errors import IncompatibleState, SetupError
+from holdfast.errors import IncompatibleState, InternalError, SetupError
 
 log = logging.getLogger("holdfast")
 
@@ -80,13 +82,44 @@ class Feed:
         self.limit = limit
         if not split:
             rank, world = 0, 1
-        self._make = partial(source_of, loader, seed_samples=seed_samples, rank=rank, world=world)
+        self._make_from = partial(source_of, seed_samples=seed_samples, rank=rank, world=world)
         self._rank = rank
-        self._source = self._make(as_torch=seed is None)
+        self._loader: Any = loader
+        self._opened: Source | None = self._make(as_torch=seed is None)
+        # Between passes, where nobody but its user is to keep the loader alive.
+        self._parked: tuple[Shape, dict[str, Any]] | None = None
+        self.may_let_go = False
         self._is_old_way = False  # the pass under way was begun by the other of the two ways, and ends by it
         self._at: Position | None = None
         self._restored = False
         self._calls = 0
+
+    def _make(self, *, as_torch: bool) -> Source:
+        return self._make_from(self._loader, as_torch=as_torch)
+
+    @property
+    def _source(self) -> Source:
+        if self._opened is None:
+            raise InternalError(f"the loader {self.name!r} was let go and not given again")
+        return self._opened
+
+    @_source.setter
+    def _source(self, source: Source) -> None:
+        self._opened = source
+
+    def attach(self, loader: Any) -> None:
+        """The loader again, of which nothing was kept between its passes."""
+        if self._opened is None:
+            self._loader, self._parked = loader, None
+            self._opened = self._make(as_torch=self._seed is None)
+
+    def _let_go(self) -> None:
+        """A loop that makes a loader per rollout would keep all of them, with their data."""
+        source = self._source
+        if self.may_let_go and isinstance(source, AsTorch) and source.is_light:
+            self._parked = source.shape, source.remember()
+            source.close()
+            self._opened = self._loader = None
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""
@@ -119,6 +152,8 @@ class Feed:
         if not self.trained_on or (what is Begin.REST and self._seed is None and not restored):
             # A loop that was left and begun again begins again, as it does over the loader itself.
             what = Begin.AFRESH
+        if not counted and restored and what is Begin.REST and self._has_no_rest():
+            what = Begin.AFRESH
         if what is Begin.NOTHING and counted:
             return iter(())
         if what is not Begin.REST or self._at is None:
@@ -129,6 +164,13 @@ class Feed:
             self._at = after(self._at, epoch, self._seed)
         self._source.salt = self._salt()
         return _Serving(self, self._at, self._calls)
+
+    def _has_no_rest(self) -> bool:
+        """Whether the last batch of the pass was handed out, though nobody has asked for one more."""
+        try:
+            return self._at is not None and self._at.batches >= len(self._source)
+        except TypeError:
+            return False
 
     def _handing_out(self, at: Position, turn: Turn) -> Position:
         """Before training has it: a batch that is handed out counts, whatever becomes of it."""
@@ -154,10 +196,12 @@ class Feed:
         # One that was cut short is not whole, and the audit does not ask that it be.
         if self._audit is not None and is_whole:
             self._audit(replace(self._record(at, Turn([], at.consumed, 0)), ended=True))
+        self._let_go()
 
     def close(self) -> None:
         """Workers that stay from pass to pass end here."""
-        self._source.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def _require_newest(self, call: int) -> None:
         if call != self._calls:
@@ -182,8 +226,9 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """Exactly what training has been handed so far: a few numbers, whatever the dataset's size."""
-        state = position_to_state(self._at, self._source.shape)
-        return {**state, "trained_on": self.trained_on, "source": self._source.remember()}
+        shape, kept = self._parked or (self._source.shape, self._source.remember())
+        state = position_to_state(self._at, shape)
+        return {**state, "trained_on": self.trained_on, "source": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where `state_dict` was taken. Before the first `batches`; nothing is loaded yet."""
@@ -238,7 +283,7 @@ class Feed:
 
     @property
     def shape(self) -> Shape:
-        return self._source.shape
+        return self._parked[0] if self._parked else self._source.shape
 
     def is_like(self, other: Shape) -> bool:
         """Whether a position in `other` means something here."""

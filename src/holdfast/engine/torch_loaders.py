@@ -7,6 +7,7 @@ it taken for another one, a restart would look for its position under the wrong 
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,8 @@ class Loaders:
     def __init__(self, state: RunState, make: Callable[..., Feed]) -> None:
         self._state = state
         self._make = make
-        self._owners: dict[str, Any] = {}
+        # Not to keep them alive: a loop may make a new one, with new data, for every rollout.
+        self._owners: dict[str, Callable[[], Any]] = {}
         # The epoch in which each was last asked for.
         self._asked: dict[str, int] = {}
 
@@ -32,15 +34,17 @@ class Loaders:
         if limit is not None and limit < 1:
             raise SetupError(f"limit={limit} leaves no batches", hint="use 1 or more")
         for known, owner in self._owners.items():
-            if owner is loader and name in (None, known):
+            if owner() is loader and name in (None, known):
                 feed: Feed = self._state.feeds[known]
+                feed.attach(loader)
                 feed.limit = limit
                 break
         else:
             feed = self._make(loader, name or "", limit=limit, **options)
             feed.name = name or self._name_for(feed)
             self._place(feed)
-            self._owners[feed.name] = loader
+            self._owners[feed.name] = _weakly(loader)
+            feed.may_let_go = True
             self._state.feeds[feed.name] = feed
         self._asked[feed.name] = self._state.epoch
         return feed
@@ -65,8 +69,10 @@ class Loaders:
         epoch = self._state.epoch
         for name in filter(_OURS.fullmatch, self._owners):
             before: Feed = self._state.feeds[name]
-            # Of two loaders that training uses in one epoch, the second is another one.
-            is_over = self._asked[name] < epoch or not before.trained_on
+            # Of two loaders that training uses in one epoch, the second is another one, unless the first is
+            # gone.
+            is_gone = self._owners[name]() is None
+            is_over = self._asked[name] < epoch or not before.trained_on or is_gone
             if is_over and before.is_between_passes(epoch) and feed.is_like(before.shape):
                 return name
         free = (f"loader{n}" for n in range(len(self._owners), 1 << 62))
@@ -80,3 +86,10 @@ class Loaders:
             if at is not None and at.epoch == self._state.epoch and feed.is_like(shape):
                 return name
         return None
+
+
+def _weakly(loader: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(loader)
+    except TypeError:  # a list, for one
+        return lambda: loader

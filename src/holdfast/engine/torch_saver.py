@@ -292,8 +292,14 @@ class Saver:
             return
         if not committed.sha256:
             return  # Another rank's commit: of the files, only this rank's own are known here.
-        before = {f.name: f.digests for f in previous.manifest.files if f.role == "weights"}
-        after = {f.name: f.digests for f in committed.manifest.files if f.role == "weights"}
+        if NOT_FINITE in committed.manifest.tags:
+            return  # weights that are not numbers stay what they are, and that is said elsewhere
+        # A target network or a teacher is not meant to change with every step.
+        resting = {f"{key}.safetensors" for key in self._snapshots.models_at_rest()}
+        before, after = (
+            {f.name: f.digests for f in which.manifest.files if f.role == "weights" and f.name not in resting}
+            for which in (previous, committed)
+        )
         if after and before == after:
             self._said_stale = True
             log.warning(

@@ -397,6 +397,13 @@ class Snapshots:
 
         return SharedSlots(memory, make, len(memory.slots), newest=memory.newest_slot, needed=self._needed)
 
+    def models_at_rest(self) -> set[str]:
+        """Models that no tracked optimizer trains; none where no optimizer is tracked, who could tell?"""
+        optimizers = [t.optimizer for t in self._tracked if isinstance(t, TrackedOptimizer)]
+        stepped = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        models = [t for t in self._tracked if isinstance(t, TrackedModule)] if optimizers else []
+        return {t.key for t in models if not any(id(p) in stepped for p in t.module.parameters())}
+
     def sealed(self, taken: Taken, name: str) -> None:
         """What this snapshot holds is a checkpoint in memory now. On the persist worker."""
         pool = self._layout.pool if self._layout else None
