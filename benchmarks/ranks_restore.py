@@ -1,7 +1,8 @@
 """Restoring one of very many ranks: what it reads and how long it takes, by how many ranks saved.
 
 The checkpoint is simulated: every rank's record and image as FSDP2 would have them, held in memory. What is
-measured is a rank's own work: reading and checking records, finding its rows, filling its tensors.
+measured is a rank's own work, in seconds of the processor: reading and checking records, finding its rows,
+filling its tensors.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ def seconds_whole(saved: ManyRanks, world: int) -> float:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+    # Of the processor: there is no disk in this, and the machine may be busy with other things.
+    begin = time.process_time()
     work()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def main() -> None:
-    options = parse_options(__doc__, repeats=3)
+    options = parse_options(__doc__, repeats=1)
     tensors = 100 if options.quick else 1000
-    worlds = (16, 32, 64) if options.quick else (256, 512, 1024)
+    worlds = (16, 32, 64) if options.quick else (512, 1024)
     board = Scoreboard("ranks_restore", f"Restoring one of many ranks, {tensors} tensors", options)
     for world in worlds:
         saved = ManyRanks(world, tensors)
