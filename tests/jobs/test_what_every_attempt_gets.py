@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
+from holdfast.clock import SystemClock
+from holdfast.events import AttemptEnded, Event
+from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.standard_input import StandardInput
+from holdfast.jobs.supervisor import Supervisor, SupervisorSettings
 
 # Dies in its first attempt, after it has read everything.
 READER = (
@@ -95,17 +99,34 @@ def test_another_spelling_of_the_same_folder_is_no_contradiction(tmp_path: Path,
     assert done.returncode == 0, done.stderr
 
 
-def test_a_program_without_signs_of_life_is_asked_to_stop_before_its_limit(tmp_path: Path) -> None:
-    program = (
-        "import signal,sys,time\n"
-        "def stop(*_):\n    open('asked', 'w').write(str(time.time())); sys.exit(75)\n"
-        "signal.signal(signal.SIGTERM, stop)\nopen('began', 'w').close()\n"
-        "while True: time.sleep(0.05)\n"
-    )
-    end = time.time() + 20
-    done = supervised("--deadline", f"@{end}", "--", sys.executable, "-c", program, cwd=tmp_path)
-    assert done.returncode == 75, done.stderr
-    assert float((tmp_path / "asked").read_text()) < end
+class NearTheEnd(SystemClock):
+    """The first look sees ten minutes, every later one half a minute."""
+
+    def __init__(self) -> None:
+        self.end = time.time() + 600
+        self._looked = False
+
+    def wall(self) -> float:
+        looked, self._looked = self._looked, True
+        return self.end - (30 if looked else 600)
+
+
+@pytest.mark.parametrize("knows_its_end", [False, True])
+def test_a_program_without_signs_of_life_is_asked_to_stop_before_its_limit(
+    tmp_path: Path, knows_its_end: bool
+) -> None:
+    """One that gives signs of life knows its end itself."""
+    script = BEATS.replace("time.sleep(100)", "time.sleep(2.5); sys.exit(0)") if knows_its_end else SLEEPER
+    events: list[Event] = []
+    clock = NearTheEnd()
+    settings = SupervisorSettings(deadline=WallDeadline(clock.end, "test"))
+    command = [sys.executable, "-S", "-E", "-c", script, str(tmp_path)]
+    code = Supervisor(command, settings, report=lambda event, folder: events.append(event), clock=clock).run()
+    [ended] = [event for event in events if isinstance(event, AttemptEnded)]
+    assert (code, ended.cause) == ((0, "finished") if knows_its_end else (75, "time limit"))
+
+
+SLEEPER = "import time; time.sleep(100)"
 
 
 @pytest.mark.parametrize(
