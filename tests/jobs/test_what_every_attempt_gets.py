@@ -1,6 +1,7 @@
 """Every attempt gets the same input, is watched where it really saves, and hears of its end in time."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -124,6 +125,69 @@ def test_a_program_without_signs_of_life_is_asked_to_stop_before_its_limit(
     code = Supervisor(command, settings, report=lambda event, folder: events.append(event), clock=clock).run()
     [ended] = [event for event in events if isinstance(event, AttemptEnded)]
     assert (code, ended.cause) == ((0, "finished") if knows_its_end else (75, "time limit"))
+
+
+LOADING = """
+import holdfast, os, signal, sys, time
+from pathlib import Path
+Path("loading").touch()
+while not Path("go").exists(): time.sleep(0.02)
+from holdfast.engine.stop_signals import StopSignals
+signals = StopSignals()
+signals.install()
+Path("open").touch()
+while signals.reason is None: time.sleep(0.02)
+Path("heard").write_text(signals.reason)
+sys.exit(75)
+"""
+
+
+def test_a_training_that_still_loads_does_not_die_of_a_warning_and_hears_the_next(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADING)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli.main", "run", "--", sys.executable, "train.py"], cwd=tmp_path,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until(tmp_path / "loading")
+        [training] = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(training), signal.SIGUSR1)  # as Slurm does with proctrack/linuxproc
+        (tmp_path / "go").touch()
+        until(tmp_path / "open")
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(60) == 75
+        assert (tmp_path / "heard").read_text() == "SIGUSR1"
+    finally:
+        job.kill()
+        job.wait(30)
+        assert job.stderr is not None
+        job.stderr.close()
+
+
+def test_a_program_that_does_not_listen_to_the_warning_is_asked_in_the_usual_way(tmp_path: Path) -> None:
+    program = (
+        "import pathlib,signal,sys,time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('saved').touch(), sys.exit(75)))\n"
+        "pathlib.Path('ready').touch()\nwhile True: time.sleep(0.05)\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli.main", "run", "--", sys.executable, "-c", program], cwd=tmp_path
+    )
+    try:
+        until(tmp_path / "ready")
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(60) == 75
+        assert (tmp_path / "saved").exists()
+    finally:
+        job.kill()
+        job.wait(30)
+
+
+def until(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.02)
 
 
 SLEEPER = "import time; time.sleep(100)"

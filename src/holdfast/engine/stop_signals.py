@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from holdfast.clock import SystemClock
+from holdfast.jobs.heartbeat import VARIABLE
 
 log = logging.getLogger("holdfast")
 CTRL_C = "Ctrl-C"
@@ -48,7 +49,9 @@ class StopSignals:
             )
             return
         # A script that handles SIGUSR1 or SIGUSR2 itself keeps them.
-        unused = [s for s in _IF_UNUSED if signal.getsignal(s) == signal.SIG_DFL]
+        # A supervisor has its command ignore them until here, because loading must not die of a warning.
+        free = {signal.SIG_DFL, *([signal.SIG_IGN] if VARIABLE in os.environ else [])}
+        unused = [s for s in _IF_UNUSED if signal.getsignal(s) in free]
         for number in (*_ALWAYS, *unused):
             self._previous[number] = signal.signal(number, self._handle)
         self._voice.open()

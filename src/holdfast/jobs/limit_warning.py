@@ -13,12 +13,20 @@ from collections.abc import Mapping
 VARIABLE = "HOLDFAST_WARNING"
 # Slurm sends it up to a minute before the moment asked for; clocks and rounding take a little.
 EARLY_SECONDS = 65.0
+# What schedulers warn with, and what nobody sends for any other reason.
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 LATE_SECONDS = 10.0
 
 
 def announces_the_limit(number: int | None, seconds_left: float | None, environ: Mapping[str, str]) -> bool:
     """`seconds_left` until the end of the job, when the signal came."""
-    warning = environ.get(VARIABLE, "")
-    if number not in (signal.SIGUSR1, signal.SIGUSR2) or seconds_left is None or not warning.isdecimal():
+    warning = warning_seconds(environ)
+    if number not in WARNINGS or seconds_left is None or not warning:
         return False
-    return int(warning) - LATE_SECONDS <= seconds_left <= int(warning) + EARLY_SECONDS
+    return warning - LATE_SECONDS <= seconds_left <= warning + EARLY_SECONDS
+
+
+def warning_seconds(environ: Mapping[str, str]) -> float:
+    """How long before the limit the warning was asked for; 0 where nobody says it."""
+    said = environ.get(VARIABLE, "")
+    return float(said) if said.isdecimal() else 0.0

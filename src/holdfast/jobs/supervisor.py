@@ -21,7 +21,7 @@ from holdfast.jobs import exit_codes, heartbeat, plain
 from holdfast.jobs.attempts import AttemptEnd, Evidence, Move, Tally, classify, got_on, next_move, signal_of
 from holdfast.jobs.halt import read_halt
 from holdfast.jobs.heartbeat import Beat, read_beat
-from holdfast.jobs.limit_warning import announces_the_limit
+from holdfast.jobs.limit_warning import WARNINGS, announces_the_limit, warning_seconds
 from holdfast.jobs.permanent_errors import permanent_error
 from holdfast.jobs.standard_input import StandardInput
 from holdfast.jobs.supervisor_child import Child
@@ -125,7 +125,7 @@ class Supervisor:
             return Move(f"cannot start again: {reason}", exit_code=exit_codes.DO_NOT_RESTART)
         output, stdin = self._open_output(attempt), self._input.for_attempt()
         try:
-            child = Child(self._command, environ, output, stdin=stdin)
+            child = Child(self._command, environ, output, stdin=stdin, ignored=WARNINGS)
         except OSError as error:
             return self._cannot_start(error)
         finally:
@@ -170,7 +170,7 @@ class Supervisor:
             now = self._clock.monotonic()
             why = self._why_stop(number)
             if why is not None:
-                child.signal(as_passed_on(number))
+                child.signal(_as_wanted(child, as_passed_on(number)))
                 if self._is_known(number):
                     # It knows its end, and stops when it is time. If it stops at once, it was asked to.
                     self._warned = why
@@ -188,7 +188,9 @@ class Supervisor:
 
     def _why_stop(self, number: int | None) -> str | None:
         """A signal is passed on every time, a notice and the time limit once."""
-        if number is not None and number in STOP_SIGNALS:
+        # One that is still loading dies of nothing: it is asked when the moment of the warning has come.
+        put_off = self._beat is None and self._announces_the_limit(number)
+        if number is not None and number in STOP_SIGNALS and not put_off:
             return signal.Signals(number).name
         if self._asked is not None:
             return None
@@ -204,14 +206,19 @@ class Supervisor:
         return "time limit" if self._clock.wall() >= ask_at else None
 
     def _is_known(self, number: int | None) -> bool:
+        return self._beat is not None and self._announces_the_limit(number)
+
+    def _announces_the_limit(self, number: int | None) -> bool:
         deadline = self._settings.deadline
         left = None if deadline is None else deadline.at - self._clock.wall()
-        return self._beat is not None and announces_the_limit(number, left, self._environ)
+        return announces_the_limit(number, left, self._environ)
 
     def _plan_the_end(self) -> None:
         deadline, now = self._settings.deadline, self._clock.wall()
         if deadline is not None:
-            self._ask_at = deadline.at - min(LONGEST_LEAD, max(deadline.at - now, 0.0) * LEAD_SHARE)
+            lead = min(LONGEST_LEAD, max(deadline.at - now, 0.0) * LEAD_SHARE)
+            # Who chose a warning of his own has a reason for it.
+            self._ask_at = deadline.at - max(lead, warning_seconds(self._environ))
 
     def _judge(self, end: AttemptEnd, seconds: float) -> Move:
         after = self._checkpoint()
@@ -338,6 +345,11 @@ class Supervisor:
 
     def _warn(self, message: str) -> None:
         self._tell(Warned(time=self._clock.wall(), message=message))
+
+
+def _as_wanted(child: Child, number: int) -> int:
+    """A warning that the command does not listen to would end it, or nothing."""
+    return number if number not in WARNINGS or child.catches(number) else signal.SIGTERM
 
 
 def _memory_folder() -> str | None:

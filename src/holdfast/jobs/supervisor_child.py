@@ -61,6 +61,15 @@ class Child:
         """To the command itself; a launcher passes it on as it sees fit."""
         self._process.send_signal(number)
 
+    def catches(self, number: int) -> bool:
+        """Whether the command has a handler for a signal now. Where that cannot be told, it has."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+        except (OSError, StopIteration, IndexError):
+            return True
+        return bool(int(caught, 16) >> (number - 1) & 1)
+
     def left_behind(self) -> list[int]:
         """Living processes of its session, and orphans of it that the supervisor has adopted."""
         me = os.getpid()
