@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.cli.rehearsal import Rehearsal
+from holdfast.cli.dry_run import DryRun
 from holdfast.errors import SetupError
 from holdfast.stores.copied_store import COPIED, is_marked_as_copy
 from holdfast.stores.directory import DirectoryStore
@@ -133,7 +133,7 @@ def test_a_dry_run_of_pruning_says_of_a_copy_what_pruning_does(tmp_path: Path) -
     claimed(tmp_path / "b")
     copy = DirectoryStore(tmp_path / "b")
     assert copy.ancestors == (first,)
-    assert Rehearsal(copy).ancestors == (first,)
+    assert DryRun(copy).ancestors == (first,)
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     claimed(tmp_path / "c")
     assert DirectoryStore(tmp_path / "c").ancestors == (first, copy.uuid)

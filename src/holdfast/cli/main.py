@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "slurm": ("slurm_cmd", "write and submit a batch script that survives time limits; status of its jobs"),
     "app": ("app_cmd", "run a program that writes its own checkpoint files, or one under DMTCP"),
     "doctor": ("doctor_cmd", "what is wrong with a set-up, and how to fix it"),
+    "rehearse": ("rehearse_cmd", "prove on your own script that saving and restarting change nothing"),
     "data-audit": ("data_audit", "prove that every sample came exactly once per epoch"),
 }
 

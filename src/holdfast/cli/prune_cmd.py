@@ -1,4 +1,4 @@
-"""`holdfast prune`: remove checkpoints that no rule keeps. Rehearses unless told --yes, and says why."""
+"""`holdfast prune`: remove checkpoints that no rule keeps. A dry run unless told --yes; says why."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Pruning, parse_keep, prune
+from holdfast.cli.dry_run import DryRun
 from holdfast.cli.exit_codes import DAMAGED, FAILED, NOTHING_USABLE, OK
 from holdfast.cli.json_output import add_json_option, print_json
-from holdfast.cli.rehearsal import Rehearsal
 from holdfast.cli.run_folder import add_run_argument, open_run
 from holdfast.cli.terminal import clean, plural
 from holdfast.errors import RunInUse
@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
             _claim(store, take_over=options.take_over)
             done = prune(store, retention, Ledger())
     else:
-        done = prune(Rehearsal(store), retention, Ledger())
+        done = prune(DryRun(store), retention, Ledger())
     if options.json:
-        _print_json(store, done, sizes, is_rehearsal=not options.yes)
+        _print_json(store, done, sizes, is_dry_run=not options.yes)
     else:
-        _print(store, done, sizes, is_rehearsal=not options.yes)
+        _print(store, done, sizes, is_dry_run=not options.yes)
     if done.refused is not None:
         return DAMAGED if sizes else NOTHING_USABLE
     return FAILED if done.failed else OK
@@ -77,11 +77,11 @@ def _claim(store: DirectoryStore | ObjectStore, *, take_over: bool) -> None:
         ) from error
 
 
-def _print_json(store: Store, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
+def _print_json(store: Store, done: Pruning, sizes: dict[str, int], *, is_dry_run: bool) -> None:
     print_json(
         {
             "run": store.where,
-            "dry_run": is_rehearsal,
+            "dry_run": is_dry_run,
             "removed": [{"name": name, "bytes": sizes.get(name, 0)} for name in done.retired],
             "bytes": sum(sizes.get(name, 0) for name in done.retired),
             "kept": [{"name": name, "why": why} for name, why in done.kept],
@@ -92,14 +92,14 @@ def _print_json(store: Store, done: Pruning, sizes: dict[str, int], *, is_rehear
     )
 
 
-def _print(store: Store, done: Pruning, sizes: dict[str, int], *, is_rehearsal: bool) -> None:
+def _print(store: Store, done: Pruning, sizes: dict[str, int], *, is_dry_run: bool) -> None:
     if done.refused is not None:
         print(f"nothing was removed: {clean(done.refused)}")
         return
-    verb = "would remove" if is_rehearsal else "removed"
+    verb = "would remove" if is_dry_run else "removed"
     lines = [(name, f"keep    step {_step(name)}: {clean(why)}") for name, why in done.kept]
     lines += [
-        (name, f"{'remove ' if is_rehearsal else 'removed'} step {_step(name)}: no rule keeps it"
+        (name, f"{'remove ' if is_dry_run else 'removed'} step {_step(name)}: no rule keeps it"
                f" ({format_bytes(sizes.get(name, 0))})")
         for name in done.retired
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def _print(store: Store, done: Pruning, sizes: dict[str, int], *, is_rehearsal: 
         print(f"could not remove {clean(name)}: {clean(why)}")
     freed = format_bytes(sum(sizes.get(name, 0) for name in done.retired))
     print(f"{verb} {plural(len(done.retired), 'checkpoint')}, {freed}, from {clean(store.where)}")
-    if is_rehearsal and done.retired:
+    if is_dry_run and done.retired:
         print("this was a dry run; add --yes to do it")
 
 

@@ -40,6 +40,11 @@ class Memories:
         self._live[key] = (epoch, made)
         return made
 
+    @property
+    def values(self) -> list[Any]:
+        """What is remembered now."""
+        return [value for _, made in self._live.values() for value in vars(made).values()]
+
     def take(self) -> dict[str, Any]:
         live = {
             key: {"epoch": epoch, "values": {k: _taken(v) for k, v in vars(made).items()}}

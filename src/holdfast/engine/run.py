@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from holdfast.capture.torch_plan import encode_values, plan_state, take_parts
 from holdfast.capture.torch_registry import TrackedRandomness, track
@@ -18,6 +19,7 @@ from holdfast.engine.earlier_runs import hint_from_earlier_runs, remember
 from holdfast.engine.halting import end_if_halted
 from holdfast.engine.handle import SaveHandle
 from holdfast.engine.last_step import with_last_sign
+from holdfast.engine.loop_frames import user_place
 from holdfast.engine.open_tiers import open_tiers
 from holdfast.engine.outputs_block import Output
 from holdfast.engine.remembered import Remembered
@@ -28,6 +30,8 @@ from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together, claim_known
 from holdfast.engine.torch_batches import Batches, Enumerated
 from holdfast.engine.torch_loop import Loop
+from holdfast.engine.torch_loop_look import Coverage, Look
+from holdfast.engine.torch_rehearsal import Rehearsal
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
 from holdfast.errors import SetupError
@@ -43,6 +47,8 @@ from holdfast.ranks.torch_team import team_from_torch
 from holdfast.stores.journal import read_events
 from holdfast.tiers.words import Tier, parse_tiers
 from holdfast.units import Every
+
+_Items = TypeVar("_Items", bound=Iterator[Any])
 
 
 class Run:
@@ -82,6 +88,7 @@ class Run:
     - `on_stop`: after SIGTERM, SIGUSR1, SIGUSR2, a deadline or a notice the state is saved at the next step
       boundary. "exit" then ends the process with code 75, "run me again" (Ctrl-C: 130); "return" ends the
       loops early and lets the script go on, which should look at `run.stopping`.
+    - `check_loop=False`: do not look, at the first steps, for what the loop changes and nobody tracks.
     """
 
     def __init__(
@@ -108,10 +115,17 @@ class Run:
         deadline: GivenDeadline | None = None,
         spot: Spot = None,
         on_stop: OnStop = "exit",
+        check_loop: bool = True,
         clock: Clock | None = None,
         **tracked: Any,
     ) -> None:
         _refuse_misspelt(tracked)
+        self._made_at, self._check_loop = user_place(sys._getframe(1)), check_loop
+        self._rehearsal = Rehearsal.asked_for(path)
+        if self._rehearsal is not None:
+            # Nothing of the real run is touched, and nothing is saved but what the plan asks for.
+            path, tiers, deadline, spot = self._rehearsal.folder, None, None, "off"
+            policy, every, max_loss, convergence = "auto", 10**9, None, None
         self._given_tiers = None if tiers is None else parse_tiers(tiers)
         self._retention = parse_keep(keep)
         self.path = _folder(path)
@@ -197,6 +211,12 @@ class Run:
             session.finish(failed=True)
             raise
         self._session, self.resumed = session, session.resumed
+        coverage = Coverage(self._tracked, self._state, lambda: self._loop.loaders)
+        if self._rehearsal is not None:
+            self._rehearsal.open(session, self._tracked, coverage, self._made_at)
+            session.onlooker = self._rehearsal
+        elif self._check_loop and (together is None or together.leads):
+            session.onlooker = Look(coverage, self._made_at, [self])
         return self
 
     def _hints(self, uuid: str, nodes: int, history: FailureHistory) -> tuple[Hint, ...]:
@@ -312,8 +332,10 @@ class Run:
         "torch" leaves that to torch; the default follows `Run(seed=)`.
         """
         self._require_open()
-        return self._loop.batches(
-            loader, name, limit=limit, whole_passes=whole_passes, changed_data=changed_data, seeds=seeds
+        return self._seen(
+            self._loop.batches(
+                loader, name, limit=limit, whole_passes=whole_passes, changed_data=changed_data, seeds=seeds
+            )
         )
 
     def enumerate(
@@ -326,7 +348,12 @@ class Run:
     def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
         """Until `count` steps are done: their numbers, or with `over=loader` its batches over and over."""
         self._require_open()
-        return self._loop.numbers(count) if over is None else self._loop.endless_batches(count, over, name)
+        return self._seen(
+            self._loop.numbers(count) if over is None else self._loop.endless_batches(count, over, name)
+        )
+
+    def _seen(self, items: _Items) -> _Items:
+        return items if self._rehearsal is None else self._rehearsal.watched(items)
 
     def end_step(self, loss: Any = None, *, stepped: bool = False, **metrics: float) -> None:
         """A step is complete: the model, the optimizer and the data position belong together now.

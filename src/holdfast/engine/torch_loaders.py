@@ -30,6 +30,11 @@ class Loaders:
         # The epoch in which each was last asked for.
         self._asked: dict[str, int] = {}
 
+    @property
+    def given(self) -> list[Any]:
+        """The loaders as the user gave them."""
+        return list(self._owners.values())
+
     def feed(self, loader: Any, name: str | None, *, limit: int | None = None, **options: Any) -> Feed:
         if limit is not None and limit < 1:
             raise SetupError(f"limit={limit} leaves no batches", hint="use 1 or more")

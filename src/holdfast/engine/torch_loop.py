@@ -49,6 +49,11 @@ class Loop:
                 world=self._world,
             )
 
+    @property
+    def loaders(self) -> list[Any]:
+        """What the user reads through this run."""
+        return self._loaders.given
+
     def close(self) -> None:
         self._loaders.close()
         if self._audit is not None:

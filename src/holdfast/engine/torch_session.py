@@ -23,6 +23,7 @@ from holdfast.engine.copy_meter import CopyMeter
 from holdfast.engine.halting import HaltWatch
 from holdfast.engine.housekeeping import Housekeeping
 from holdfast.engine.last_step import LastStep, last_epoch
+from holdfast.engine.onlooker import Onlooker
 from holdfast.engine.outputs import Outputs
 from holdfast.engine.reported import Reported
 from holdfast.engine.run_state import RunState
@@ -90,6 +91,7 @@ class Session:
         stopping.last_save_is_planned = lambda: policy.explanation().persist_seconds is not None
         self.policy = policy
         self.resumed: Resumed | None = None
+        self.onlooker: Onlooker | None = None
         self._store = store
         self._tracked = tracked
         self._best = retention.best
@@ -238,6 +240,8 @@ class Session:
         self.boundary.passed(stepped=stepped)
         self.saves.is_unfenced = self.boundary.unfenced_steps > 0
         self._reported.note(state.step, loss, metrics)
+        if self.onlooker is not None:
+            self.onlooker.boundary(loss)
         decision = self._decide(now)
         if decision.save and self._has_diverged():
             decision = _DIVERGED
@@ -253,6 +257,10 @@ class Session:
             self._has_diverged()
         self._last_boundary = now
         self._unheard.look()
+        if self.onlooker is not None:
+            self.onlooker.passed()
+            if self.onlooker.is_over:
+                self.onlooker = None
         self.must_stop()
 
     def _optimizer_stepped(self, optimizer: Optimizer) -> None:

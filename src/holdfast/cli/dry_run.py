@@ -5,6 +5,6 @@ from __future__ import annotations
 from holdfast.cli.read_only_store import ReadOnlyStore
 
 
-class Rehearsal(ReadOnlyStore):
+class DryRun(ReadOnlyStore):
     def retire(self, name: str) -> None:
         """Only pretended."""
