@@ -32,7 +32,7 @@ from options import HERE, Options, scratch
 from scoreboard import Scoreboard
 
 BUDGET = 0.03
-START_LIMIT = 180.0
+START_LIMIT = 400.0
 NEVER = 10**9
 
 

@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        # Gloo now and then waits half an hour for a peer of the attempt before; then the next one is better.
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     log = Log(folder, rank)
     if way == "torch.save":
         with_torch_save(folder, steps, log, rank)

@@ -69,6 +69,15 @@ def test_the_second_save_of_a_run_comes_as_the_rule_says_and_not_minutes_later()
     assert second.at - first.at < 5.0
 
 
+def test_the_first_save_comes_sooner_where_failures_have_been_near() -> None:
+    near = FailureHistory(tuple(Spell(100.0 * i, 100.0 * i + 20, "failure") for i in range(3)))
+    quiet = Pretend(build_policy("auto"), step_seconds=0.5, stall=0.1).run(60)
+    hurried = Pretend(build_policy("auto", history=near), step_seconds=0.5, stall=0.1).run(60)
+    assert (quiet[0].step, quiet[0].reason) == (50, "first save")
+    assert hurried[0].reason == "first save"
+    assert hurried[0].step < 20
+
+
 def test_after_a_failure_saves_are_dense_at_once_if_their_cost_is_known() -> None:
     known = Profile(step_seconds=0.05, stall_seconds=0.015, cost_seconds=0.015, persist_seconds=0.1, saves=9)
     history = FailureHistory(tuple(Spell(100.0 * i, 100.0 * i + 25, "failure") for i in range(3)))

@@ -131,6 +131,12 @@ def test_simulate_shows_the_closed_form_beside_its_result(capsys: pytest.Capture
     assert found["goodput"] == pytest.approx(found["closed_form"], rel=0.005)
 
 
+def test_simulate_shows_what_not_knowing_the_rate_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    holdfast("simulate", *CLUSTER, "--mtbf", "3 h", *TIERS, *QUICK, "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert 0 <= said["goodput"] - said["goodput_not_knowing_the_rate"] < 0.005
+
+
 def test_simulate_replays_a_trace_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "up.json"
     trace.write_text("[3600, 7200, 60, 40000]")
@@ -144,7 +150,7 @@ def test_simulate_replays_a_trace_and_learns(tmp_path: Path, capsys: pytest.Capt
             holdfast("simulate", *CLUSTER, "--mtbf", "3 h", *TIERS, *QUICK, "--trace", str(trace), *extra)
             == 0
         )
-    assert capsys.readouterr().out.count("goodput") == 4
+    assert capsys.readouterr().out.count("goodput") == 5
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "[0]", "[true]", "nonsense"])

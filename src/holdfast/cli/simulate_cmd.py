@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.cli.plan_cmd import DAY, add_job_arguments, job_from
 from holdfast.errors import SetupError
 from holdfast.policy.intervals import goodput
-from holdfast.simulate.compare import OURS, learned, ours, policies
+from holdfast.simulate.compare import LEARNING_SEEDS, OURS, learned, ours, policies
 from holdfast.simulate.failure_models import FailureModel, Replayed
 from holdfast.simulate.job import Job
 from holdfast.simulate.monte_carlo import simulate
@@ -47,10 +47,14 @@ def run_simulate(args: argparse.Namespace) -> int:
     else:
         outcome = simulate(scheme, failures, horizon=horizon, seeds=args.seeds, seed=args.seed)
     expected = _closed_form(scheme, outcome, failures)
+    unknowing = None
+    if scheme.name == OURS:
+        few = min(args.seeds, LEARNING_SEEDS)
+        unknowing = simulate(learned(job), failures, horizon=horizon, seeds=few, seed=args.seed)
     if args.json:
-        print(json.dumps(_as_json(outcome, expected, facts), indent=1))
+        print(json.dumps(_as_json(outcome, expected, facts, unknowing), indent=1))
     else:
-        print(_as_text(outcome, expected))
+        print(_as_text(outcome, expected, unknowing))
     return 0
 
 
@@ -94,12 +98,15 @@ def _closed_form(scheme: Scheme | SlotScheme, outcome: Outcome, failures: Failur
     return goodput(outcome.intervals[0], one.cost, failures.mtbf, one.restart, one.persist)
 
 
-def _as_json(outcome: Outcome, expected: float | None, facts: tuple[str, ...]) -> dict[str, Any]:
+def _as_json(
+    outcome: Outcome, expected: float | None, facts: tuple[str, ...], unknowing: Outcome | None
+) -> dict[str, Any]:
     return {
         "policy": outcome.name,
         "goodput": outcome.goodput,
         "standard_error": outcome.standard_error,
         "closed_form": expected,
+        "goodput_not_knowing_the_rate": None if unknowing is None else unknowing.goodput,
         "breakdown": outcome.breakdown,
         "interval_seconds": list(outcome.intervals),
         "failures": float(outcome.failures.mean()),
@@ -109,7 +116,7 @@ def _as_json(outcome: Outcome, expected: float | None, facts: tuple[str, ...]) -
     }
 
 
-def _as_text(outcome: Outcome, expected: float | None) -> str:
+def _as_text(outcome: Outcome, expected: float | None, unknowing: Outcome | None) -> str:
     parts = ", ".join(f"{name} {100 * share:.2f} %" for name, share in outcome.breakdown.items())
     lines = [
         f"{outcome.name}: goodput {outcome.goodput:.5f} ± {outcome.standard_error:.5f}",
@@ -117,6 +124,8 @@ def _as_text(outcome: Outcome, expected: float | None) -> str:
         f"intervals {' / '.join(format_seconds(s) for s in outcome.intervals)}; "
         f"{outcome.failures.mean():.1f} failures; p99 loss {format_seconds(outcome.loss_p99)}",
     ]
+    if unknowing is not None:
+        lines.append(f"{unknowing.name}: goodput {unknowing.goodput:.5f} ± {unknowing.standard_error:.5f}")
     if expected is not None:
         lines.append(f"closed form (constant rate): {expected:.5f}")
     return "\n".join(lines)

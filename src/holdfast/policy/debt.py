@@ -28,6 +28,8 @@ from holdfast.units import Every, format_seconds
 FIRST_SAVE_STEPS = 50
 FIRST_SAVE_SECONDS = 30.0
 FIRST_SAVE_WARM_UP = 3
+# Where failures are near it comes sooner: as if it cost so many steps.
+FIRST_SAVE_WORTH = 2.0
 # A save is never free: someone pays for the bytes. Also keeps the interval from collapsing on a fast machine.
 LEAST_COST = 1e-3
 # The cost in use follows the measured one only beyond these, so that noise does not move the interval. Up
@@ -225,7 +227,10 @@ class DebtPolicy:
         steps = self._step - self._first_step + 1
         if self._loss.pending or steps <= FIRST_SAVE_WARM_UP:
             return False
-        return steps >= FIRST_SAVE_STEPS or age >= FIRST_SAVE_SECONDS
+        if steps >= FIRST_SAVE_STEPS or age >= FIRST_SAVE_SECONDS:
+            return True
+        usual = self._costs.steps.typical
+        return usual is not None and self._loss.debt >= FIRST_SAVE_WORTH * usual
 
     def _reason(self) -> str:
         if self.settings.rule == "budget":

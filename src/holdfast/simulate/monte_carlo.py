@@ -142,7 +142,12 @@ class _Jobs:
             old = self.durable[i]
             if i == 0:
                 old = np.where(up >= shield.persist, np.maximum(old, since), old)
-            held.append(np.where(copies > 0, since + copies * interval, old))
+            newest = since + copies * interval
+            if i > 0 and self.beliefs is not None:
+                # Outer copies are taken of inner saves, whose rhythm changes with what is believed.
+                inner, base = self.intervals[0], self.counted_from
+                newest = np.where(newest > base, base + self._copies(newest - base, inner) * inner, newest)
+            held.append(np.where(copies > 0, newest, old))
         return held
 
     @staticmethod

@@ -128,7 +128,12 @@ def _recommendation(plan: Plan) -> str:
     rival = max(others, key=lambda one: one.goodput)
     gain = 100 * (best.goodput - rival.goodput)
     limit = "" if best.limit == "none" else f"; limit in force: {best.limit}"
-    return f"Save to {where}: goodput {best.goodput:.4f}, {gain:+.2f} points against {rival.name}{limit}."
+    unknown = next(one for one in plan.outcomes if one.name == OURS_LEARNED)
+    price = 100 * (best.goodput - unknown.goodput)
+    return (
+        f"Save to {where}: goodput {best.goodput:.4f}, {gain:+.2f} points against {rival.name}{limit}. "
+        f"Not knowing the failure rate costs {max(price, 0.0):.2f} points."
+    )
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
