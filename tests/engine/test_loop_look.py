@@ -115,7 +115,8 @@ def iterator(run: Any, model: Any, optimizer: Any) -> None:
 @pytest.mark.parametrize(
     ("loop", "names"),
     [
-        (sums, ["total", "history", "meter.total"]), (kept_sums, []), (remembered_sums, []), (zipped, []), (generator, ["noise"]),
+        (sums, ["total", "history", "meter.total"]), (kept_sums, []), (remembered_sums, []), (zipped, []),
+        (generator, ["noise"]),
         (bare_parameter, ["log_alpha", "alpha_opt"]), (read_directly, ["loader"]), (iterator, ["batches"]),
     ],
 )  # fmt: skip
