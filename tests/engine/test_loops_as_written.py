@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
+from holdfast.data.audit import audit_run
 
 
 class Killed(Exception):
@@ -409,3 +410,37 @@ def test_only_weights_that_should_have_changed_are_called_stale(
             run.end_step()
             run.save_now().wait()
     assert ("has exactly the weights" in caplog.text) is (what == "frozen by mistake")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kill_at", [5, 8, 12])
+def test_batches_that_a_loop_has_fetched_ahead_come_again(tmp_path: Path, kill_at: int, workers: int) -> None:
+    """As a prefetcher does: the next batch is fetched before the step on this one."""
+    trained: dict[int, list[float]] = {}
+
+    def body(path: Path, kill: int | None) -> None:
+        work = Work()
+        data = TensorDataset(torch.arange(24.0).view(12, 2))
+        loader = DataLoader(data, 2, shuffle=True, num_workers=workers)
+        with work.run(path, audit_data=True) as run:
+            for _ in run.epochs(3):
+                batches = iter(run.batches(loader))
+                ahead = next(batches, None)
+                while ahead is not None:
+                    (x,) = ahead
+                    ahead = next(batches, None)
+                    trained[run.step] = x[:, 0].tolist()
+                    work.step(x)
+                    run.end_step()
+                    if run.step == kill:
+                        crash(run)
+
+    with pytest.raises(Killed):
+        body(tmp_path / "killed", kill_at)
+    body(tmp_path / "killed", None)
+    pieced = dict(trained)
+    trained.clear()
+    body(tmp_path / "alone", None)
+    assert pieced == trained
+    report = audit_run(tmp_path / "killed")
+    assert report.ok, report.violations

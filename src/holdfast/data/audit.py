@@ -108,8 +108,9 @@ def _survivors(feed: str, logs: Sequence[AttemptLog], violations: list[str]) -> 
         stay = [e for e in kept if e.record.served < start or (e.record.ended and e.record.served == start)]
         gone = [e for e in kept if e.record.served >= start and not e.record.ended]
         undone += len(gone)
+        again = max((e.record.again for e in entries), default=0)
         for entry in gone:
-            if entry.record.step < start_step:
+            if entry.record.step < start_step and entry.record.served >= start + again:
                 violations.append(
                     f"{feed}: the batch of {entry} was handed out again by attempt {attempt}, "
                     f"whose checkpoint of step {start_step} had been trained on it"

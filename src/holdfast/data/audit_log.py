@@ -54,6 +54,7 @@ class AuditRecord:
     once_each: bool = False
     may_drop: bool = False
     step: int = 0
+    again: int = 0  # so many batches the attempt before had fetched ahead and not trained on: they come again
 
 
 class AuditLog:
@@ -90,12 +91,13 @@ class AuditLog:
         self._append(_MAGIC + _framed(bytes([_JSON]) + json.dumps(head).encode()))
 
     def __call__(self, record: AuditRecord) -> None:
-        feed = (record.feed, record.size, record.once_each, record.may_drop)
+        feed: tuple[Any, ...] = (record.feed, record.size, record.once_each, record.may_drop)
+        feed += (record.again,) if record.again else ()
         number = self._feeds.get(feed)
         if number is None:
             number = self._feeds[feed] = len(self._feeds)
-            names = ("feed", "size", "once_each", "may_drop")
-            self._append(_framed(bytes([_JSON]) + json.dumps(dict(zip(names, feed, strict=True))).encode()))
+            names = ("feed", "size", "once_each", "may_drop", "again")
+            self._append(_framed(bytes([_JSON]) + json.dumps(dict(zip(names, feed, strict=False))).encode()))
         indices = _as_numbers(record.indices)
         head = _BATCH.pack(
             _ENDED if record.ended else _HANDED, indices.itemsize, number, record.epoch, record.passes,

@@ -129,11 +129,15 @@ class AsTorch:
             "base_seed": self._opening.base_seed,
             "workers": self._loader.num_workers,
             "world": self._world,
-            "states": {str(worker): states for worker, states in self._workers.items()},
+            "states": self.states(),
             "sampler": self._memory.take(),
             "dataset": {stream.name: stream.mark() for stream in self._datasets},
             "seeded": self._seeded,
         }
+
+    def states(self) -> dict[str, States]:
+        """Where the workers' streams stand behind the batches that were handed out."""
+        return {str(worker): states for worker, states in self._workers.items()}
 
     def put_back(self, kept: dict[str, Any], at: Position) -> None:
         if not kept:

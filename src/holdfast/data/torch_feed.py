@@ -9,11 +9,13 @@ import logging
 import sys
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NoReturn
 
+from holdfast.data.ahead import Ahead
 from holdfast.data.audit_log import AuditRecord
 from holdfast.data.digest import with_indices
 from holdfast.data.position import (
@@ -89,6 +91,10 @@ class Feed:
         # Between passes, where nobody but its user is to keep the loader alive.
         self._parked: tuple[Shape, dict[str, Any]] | None = None
         self.may_let_go = False
+        self._ahead = Ahead()
+        # Where the last batches were handed out from: those that were only fetched ahead come again.
+        self._recent: deque[tuple[Position, Any]] = deque(maxlen=256)
+        self._again = 0
         self._is_old_way = False  # the pass under way was begun by the other of the two ways, and ends by it
         self._at: Position | None = None
         self._restored = False
@@ -163,6 +169,8 @@ class Feed:
             self._source.begin_pass(self._at)
             self._at = after(self._at, epoch, self._seed)
         self._source.salt = self._salt()
+        self._ahead.begin()
+        self._recent.clear()
         return _Serving(self, self._at, self._calls)
 
     def _has_no_rest(self) -> bool:
@@ -176,12 +184,19 @@ class Feed:
         """Before training has it: a batch that is handed out counts, whatever becomes of it."""
         if self._audit is not None:
             self._audit(self._record(at, turn))
+        if self._steps is not None:
+            self._ahead.handed(self._step())
+            self._recent.append((at, self._source.states() if isinstance(self._source, AsTorch) else None))
         counts = at.digest is not None and self._source.checks_indices
         digest = with_indices(at.digest or 0, turn.items) if counts else None
         self._at = replace(
             at, consumed=turn.consumed, served=at.served + 1, batches=at.batches + 1, digest=digest
         )
         return self._at
+
+    def _step(self) -> int:
+        steps = self._steps() if self._steps is not None else 0
+        return int(steps[-1] if isinstance(steps, tuple) else steps)
 
     def _lend(self) -> None:
         """From here on, notice the step that may be made before the next batch is asked for."""
@@ -222,13 +237,19 @@ class Feed:
             size=self._source.shape.size,
             once_each=self._source.once_each,
             may_drop=self._source.may_drop,
+            again=self._again,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Exactly what training has been handed so far: a few numbers, whatever the dataset's size."""
         shape, kept = self._parked or (self._source.shape, self._source.remember())
-        state = position_to_state(self._at, shape)
-        return {**state, "trained_on": self.trained_on, "source": kept}
+        at, untrained = self._at, self._ahead.untrained(self._step())
+        if self.trained_on and 0 < untrained <= len(self._recent):
+            # Fetched ahead, and not trained on at this boundary: after a restart they come again.
+            at, states = self._recent[-untrained]
+            kept = kept if states is None else {**kept, "states": states}
+        state = {**position_to_state(at, shape), "trained_on": self.trained_on, "source": kept}
+        return {**state, "ahead": {**self._ahead.state(), "again": untrained}} if self._ahead.known else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where `state_dict` was taken. Before the first `batches`; nothing is loaded yet."""
@@ -260,6 +281,9 @@ class Feed:
                 stacklevel=2,
             )
         self._at, self._restored = at, True
+        if ahead := state.get("ahead"):
+            self._ahead.load(ahead)
+            self._again = ahead["again"]
 
     def _salt(self) -> int:
         """The loader by its name; and the rank, where ranks do not share one order."""
