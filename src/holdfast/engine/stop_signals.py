@@ -118,7 +118,13 @@ class _Voice:
             os.close(writing)
             return
         self._ends = (reading, writing)
-        threading.Thread(target=self._listen, args=(reading,), name="holdfast-signals", daemon=True).start()
+        listen = threading.Thread(target=self._listen, args=(reading,), name="holdfast-signals", daemon=True)
+        try:
+            listen.start()
+        except RuntimeError:
+            # The system gives no more threads. Signals are heard all the same, only not answered at once.
+            self.close()
+            os.close(reading)
 
     def close(self) -> None:
         if self._ends is not None:
