@@ -2,10 +2,12 @@
 
 import os
 import signal
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.run_cmd import _deadline
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.stopping import Stopping
 from holdfast.jobs.environment import WallDeadline
@@ -71,3 +73,15 @@ def test_the_lead_is_at_most_twice_what_stopping_took_or_ten_seconds(tmp_path: P
         assert cost.lead(7200.0, 120.0) <= max(2 * took, 10.0)
         assert cost.lead(7200.0, 120.0) >= took
     assert StopCost(tmp_path).seconds == 30.0, "the next job knows it"
+
+
+def test_time_for_the_hand_over_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the training would use all of its time, and the job would end as a timeout."""
+    monkeypatch.setenv("HOLDFAST_DEADLINE", "@2000000000")
+    options = Namespace(time_limit=None, deadline=None)
+    without = _deadline(options)
+    monkeypatch.setenv("HOLDFAST_WARNING", "60")
+    within = _deadline(options)
+    assert without is not None
+    assert within is not None
+    assert 0 < without.at - within.at <= 10

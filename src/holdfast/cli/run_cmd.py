@@ -19,6 +19,7 @@ from holdfast.errors import UsageError
 from holdfast.jobs.attempts import RestartRules
 from holdfast.jobs.deadline import VARIABLE, earliest, parse_deadline, parse_time_limit
 from holdfast.jobs.environment import WallDeadline, detect
+from holdfast.jobs.limit_warning import HAND_OVER_SECONDS, warning_seconds
 from holdfast.jobs.spot_machine import spot_poller
 from holdfast.jobs.supervisor import Supervisor, SupervisorSettings
 from holdfast.jobs.watchdog import HangLimits
@@ -181,4 +182,8 @@ def _deadline(options: argparse.Namespace) -> WallDeadline | None:
         known.append(parse_deadline(options.deadline, now, "--deadline"))
     if os.environ.get(VARIABLE):
         known.append(parse_deadline(os.environ[VARIABLE], now, VARIABLE))
-    return earliest(known)
+    end = earliest(known)
+    if end is None or not warning_seconds(os.environ):
+        return end
+    # Used to the last second, the job would end as a timeout, and in the middle of its hand-over.
+    return WallDeadline(end.at - HAND_OVER_SECONDS, end.source)

@@ -16,6 +16,8 @@ EARLY_SECONDS = 65.0
 # What schedulers warn with, and what nobody sends for any other reason.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 LATE_SECONDS = 10.0
+# What comes behind a command that stopped in time: the end of its processes, and the hand-over.
+HAND_OVER_SECONDS = 6.0
 
 
 def announces_the_limit(number: int | None, seconds_left: float | None, environ: Mapping[str, str]) -> bool:

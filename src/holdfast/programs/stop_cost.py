@@ -13,7 +13,7 @@ from holdfast.format.sealed import seal, unseal
 log = logging.getLogger("holdfast")
 FILE = "stop-cost"
 _SAFETY = 1.5
-_LEAST = 5.0
+_LEAST = 4.0
 # While nothing was measured: a share of the time there is, and never less than this.
 _SHARE = 0.1
 _UNKNOWN = 10.0
