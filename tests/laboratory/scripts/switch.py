@@ -32,7 +32,10 @@ class PlainRun:
             self.epoch += 1
 
     def batches(self, loader, name=None, **options):
-        for batch in loader:
+        return PlainBatches(self, loader)
+
+    def serve(self, batches):
+        for batch in batches:
             before = self.step
             yield batch
             if self.step == before:
@@ -59,6 +62,16 @@ class PlainRun:
 
     def report(self, **metrics):
         return None
+
+
+class PlainBatches:
+    """Opens the loader when it is iterated, not at the first batch: torch draws seeds there."""
+
+    def __init__(self, run, loader):
+        self.run, self.loader = run, loader
+
+    def __iter__(self):
+        return self.run.serve(iter(self.loader))
 
 
 class Plain:
