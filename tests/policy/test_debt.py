@@ -78,6 +78,20 @@ def test_the_first_save_comes_sooner_where_failures_have_been_near() -> None:
     assert hurried[0].step < 20
 
 
+def test_a_cost_that_was_measured_in_a_bad_moment_is_put_right_by_processes_that_save_once() -> None:
+    known = Profile(step_seconds=0.25, stall_seconds=0.05, cost_seconds=2.0, persist_seconds=0.5, saves=2)
+    for _ in range(6):
+        policy = build_policy("auto", profile=known)
+        policy.restored(0.0, 100, 1.0)
+        training = Pretend(policy, stall=0.05, persist=0.5, now=0.0, step=100)
+        while not training.saves:
+            training.run(1)
+        training.run(8)
+        known = policy.profile
+    assert known.cost_seconds is not None
+    assert known.cost_seconds < 0.3
+
+
 def test_after_a_failure_saves_are_dense_at_once_if_their_cost_is_known() -> None:
     known = Profile(step_seconds=0.05, stall_seconds=0.015, cost_seconds=0.015, persist_seconds=0.1, saves=9)
     history = FailureHistory(tuple(Spell(100.0 * i, 100.0 * i + 25, "failure") for i in range(3)))

@@ -190,7 +190,10 @@ class MeasuredCosts:
         cold = self.saves_here == 0 and self._stall.count >= 2
         self._saves += 1
         self.saves_here += 1
-        if not cold:
+        # But it costs no less than a warm one: what is believed to cost more was measured in a bad moment.
+        # Where every process dies after its first save, nothing else would ever put it right.
+        dearer = self._cost.value is not None and max(total, cost.stall_seconds) < self._cost.value
+        if not cold or dearer:
             self._stall.add(cost.stall_seconds)
             # Unclipped: noise of both signs must cancel in the mean.
             self._cost.add(total, error)
