@@ -83,7 +83,9 @@ def test_steps_lost_by_a_kill_are_counted_to_the_step(tmp_path: Path) -> None:
 
 
 def test_an_end_in_order_leaves_nothing_in_shared_memory(tmp_path: Path) -> None:
-    written = LastStep(UUID, 3, root=str(tmp_path / "shm"))
+    killed = LastStep(UUID, 2, root=str(tmp_path / "shm"))
+    killed.note(4, 90.0)
+    written = LastStep(UUID, 3, keep=2, root=str(tmp_path / "shm"))
     written.note(5, 100.0)
     written.close(forget=True)
     assert os.listdir(tmp_path / "shm") == []

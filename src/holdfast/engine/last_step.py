@@ -30,7 +30,7 @@ class LastStep:
 
     def __init__(self, uuid: str, epoch: int, *, keep: int | None = None, root: str | None = None) -> None:
         """`keep` is the attempt before, of which others may still want to read."""
-        self._path = _path(uuid, epoch, root)
+        self._stem, self._path = _stem(uuid, root), _path(uuid, epoch, root)
         self._turn = 0
         self._page: mmap.mmap | None = None
         with contextlib.suppress(OSError, HoldfastError):
@@ -56,8 +56,9 @@ class LastStep:
         if page is not None:
             page.close()
             if forget:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._path)
+                for one in glob(f"{escape(self._stem)}-*.step"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(one)
 
 
 def with_last_sign(events: Sequence[Event], uuid: str, root: str | None = None) -> list[Event]:

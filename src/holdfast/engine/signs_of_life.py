@@ -92,4 +92,4 @@ class SignsOfLife:
         self._beats.say(self._state.step, _LAST_PHASE[how], why)
         self._beats.close()
         if self._last_step is not None:
-            self._last_step.close(forget=how != "error")
+            self._last_step.close(forget=True)  # the journal says how it ended, and where
