@@ -28,7 +28,7 @@ def test_bench_of_a_missing_folder_is_an_error(holdfast_command, tmp_path):
 
 @pytest.mark.parametrize("option", [("--size", "much"), ("--seconds", "soon"), ("--size", "1kB")])
 def test_bench_refuses_what_it_cannot_read(holdfast_command, tmp_path, option):
-    assert holdfast_command("bench", tmp_path, *option).code == 1
+    assert holdfast_command("bench", tmp_path, *option).code in (1, 2)
     assert list(tmp_path.iterdir()) == []
 
 

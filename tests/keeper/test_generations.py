@@ -1,5 +1,6 @@
 """Membership and generations, with real keepers that are killed, and workers that wait for a word."""
 
+import contextlib
 import signal
 from pathlib import Path
 
@@ -192,8 +193,10 @@ def test_a_stop_that_was_asked_for_reaches_the_workers_and_ends_everything(
         workers = nodes.director.expect(2)
         nodes.kill(1, signal.SIGTERM)
         assert workers[1].next_line() == "SIGTERM"
-        for worker in workers:
-            worker.order("exit", code)
+        workers[0].order("exit", code)
+        # The first one's end may have ended the second already.
+        with contextlib.suppress(BrokenPipeError):
+            workers[1].order("exit", code)
         assert [nodes.end_of(n) for n in range(3)] == [ends_with] * 3
 
 
@@ -281,7 +284,7 @@ def test_the_next_job_gives_every_machine_the_node_it_was(host: Host, tmp_path: 
         nodes.director.expect(3)
         for index in range(3):
             nodes.kill(index)  # nobody could clean up
-            assert nodes.end_of(index) == -9
+        assert [nodes.end_of(index) for index in range(3)] == [-9] * 3
         nodes.start(2, 1, 0)
         second = nodes.director.expect(3)
         assert [w.address for w in second] == [nodes.address(n) for n in range(3)]

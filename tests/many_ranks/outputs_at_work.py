@@ -123,7 +123,8 @@ def scenario_killed(base: Path) -> dict[str, Any]:
             if rank == 2 and out.step == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        with a_run(base, wait_limit=1.0) as run:
+        # Short, but long enough to connect on a busy machine.
+        with a_run(base, wait_limit=8.0) as run:
             said = [attempt(run, 1, act), attempt(run, 2, act)]
             (base / f"said-{rank}").write_text(json.dumps(said))
             os._exit(0)  # a rank is missing, so this run cannot end well

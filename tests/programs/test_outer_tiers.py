@@ -141,7 +141,7 @@ def test_a_place_that_makes_no_sense_is_refused_before_anything_starts(
     word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = main(["app", "generic", "--tier", "far", "--tier", word, "--file", "state", "--", "true"])
+    code = main(["app", "generic", "--tier", "./far", "--tier", word, "--file", "state", "--", "true"])
     assert code == 1
     assert "is no place for copies of a program's files" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -205,7 +205,7 @@ def test_no_thread_is_open_to_a_signal_that_asks_to_stop(tmp_path: Path) -> None
         Generations(home, SystemClock(), lambda event: None, KEEP_TWO).keep(paths, reason="test")
     process = subprocess.Popen(
         [sys.executable, "-m", "holdfast.cli.main", "app", "generic", "--once", "--run", "run",
-         "--tier", "far 1 MB/s", "--file", "big", "--", "sh", "-c", "touch started; exec sleep 100"],
+         "--tier", "./far 1 MB/s", "--file", "big", "--", "sh", "-c", "touch started; exec sleep 100"],
         cwd=tmp_path,
     )  # fmt: skip
     try:
@@ -222,7 +222,7 @@ def test_no_thread_is_open_to_a_signal_that_asks_to_stop(tmp_path: Path) -> None
 
 
 def test_killed_while_copying_and_without_its_folder_the_program_still_goes_on(tmp_path: Path) -> None:
-    first = app(tmp_path, "far 4 MB/s")
+    first = app(tmp_path, "./far 4 MB/s")
     until(first, tmp_path / "far" / CKPT, "*/file-0000")
     first.kill()
     first.wait(30)
@@ -230,7 +230,7 @@ def test_killed_while_copying_and_without_its_folder_the_program_still_goes_on(t
     [newest] = names(tmp_path / "run")
 
     # The next one finishes the copy, and the work.
-    assert app(tmp_path, "far").wait(60) == 0
+    assert app(tmp_path, "./far").wait(60) == 0
     [copied] = [event for event in read_events(tmp_path / "run") if isinstance(event, Flushed)][:1]
     assert copied.name == newest
     assert (tmp_path / "result").read_text().strip() == str(BIG + 100)
@@ -242,7 +242,7 @@ def test_killed_while_copying_and_without_its_folder_the_program_still_goes_on(t
     shutil.rmtree(tmp_path / "run")
     for file in ("small", "big", "result"):
         (tmp_path / file).unlink()
-    assert app(tmp_path, "far").wait(60) == 0
+    assert app(tmp_path, "./far").wait(60) == 0
     assert (tmp_path / "result").read_text().strip() == str(BIG + 100)
     restored = [event.name for event in read_events(tmp_path / "run") if isinstance(event, Restored)]
     assert restored == [newest]

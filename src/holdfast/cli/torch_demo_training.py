@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.clock import SystemClock
-from holdfast.data.order import shuffled
 
 BATCH, HIDDEN, SEED, HELD_OUT = 32, 2048, 7, 297
 _CLOCK = SystemClock()
@@ -92,12 +90,9 @@ def learn(
     return loss.detach()
 
 
-def batches(data: TensorDataset, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The order that holdfast gives its own loop, so that all ways see the same samples."""
-    order = torch.from_numpy(shuffled(len(data), SEED, epoch).read(0, len(data)))
-    for start in range(0, len(data), BATCH):
-        x, y = data[order[start : start + BATCH]]
-        yield x, y
+def loader_of(data: TensorDataset) -> DataLoader[Any]:
+    """The loader that any script would write; every way draws its order from torch's own stream."""
+    return DataLoader(data, batch_size=BATCH, shuffle=True)
 
 
 def train_plainly(
@@ -107,7 +102,7 @@ def train_plainly(
     step = 0
     stalls: list[float] = []
 
-    def save() -> None:
+    def save(epoch: int) -> None:
         begin = _CLOCK.monotonic()
         state = {
             "model": model.state_dict(),
@@ -119,25 +114,25 @@ def train_plainly(
         os.replace(given["folder"] + "/checkpoint.pt.part", given["folder"] + "/checkpoint.pt")
         stalls.append(_CLOCK.monotonic() - begin)
 
-    saving = given["way"] == "torch.save"
+    saving, loader = given["way"] == "torch.save", loader_of(data)
     for epoch in range(given["epochs"]):
-        for x, y in batches(data, epoch):
+        for x, y in loader:
             loss = learn(model, optimizer, x, y)
             step += 1
             if saving and step % given["every"] == 0:
-                save()
+                save(epoch)
             pace.step(step, loss)
     if saving:
-        save()
+        save(given["epochs"])
     return {"stalls": stalls}
 
 
 def train_with_holdfast(
     model: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, given: dict[str, Any], pace: Pace
 ) -> dict[str, Any]:
-    loader = DataLoader(data, batch_size=BATCH, shuffle=True)
+    loader = loader_of(data)
     every = f"{given['every']} steps"
-    with holdfast.Run(given["folder"], every=every, seed=SEED, model=model, optimizer=optimizer) as run:
+    with holdfast.Run(given["folder"], every=every, model=model, optimizer=optimizer) as run:
         if run.resumed is not None:
             tell(event="resumed", step=run.resumed.step, seconds=run.resumed.seconds, bytes=run.resumed.bytes)
         for _ in run.epochs(given["epochs"]):
@@ -166,7 +161,7 @@ def step_seconds(data: TensorDataset) -> float:
     """How long a step takes here, on a model that is thrown away."""
     model, optimizer = build()
     taken = []
-    for x, y in batches(data, 0):
+    for x, y in loader_of(data):
         begin = _CLOCK.monotonic()
         learn(model, optimizer, x, y)
         taken.append(_CLOCK.monotonic() - begin)
