@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.data.audit import audit_run
+from holdfast.errors import IncompatibleState
 
 
 class Killed(Exception):
@@ -66,6 +67,12 @@ def test_the_index_of_a_batch_is_that_of_its_epoch_after_a_restart(tmp_path: Pat
         return seen
 
     assert body(4) + body(9) + body(None) == [(e, i) for e in range(2) for i in range(6)]
+
+
+def test_the_index_begins_where_pythons_own_enumerate_has_it(tmp_path: Path) -> None:
+    work = Work()
+    with work.run(tmp_path) as run:
+        assert [index for index, _ in run.enumerate(work.loader, 1)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("around", ["enumerate", "zip"])
@@ -155,6 +162,40 @@ def test_sums_meters_and_histories_are_those_of_a_run_that_was_not_killed(
     with pytest.raises(Killed):
         body(tmp_path / "killed", kill_at)
     assert body(tmp_path / "killed", None) == body(tmp_path / "alone", None)
+
+
+def test_remembered_tensors_are_what_they_were_with_their_graph_or_without(tmp_path: Path) -> None:
+    def body(path: Path, kill_at: int | None) -> list[Any]:
+        work = Work()
+        weight = torch.ones(2, requires_grad=True)
+        with work.run(path) as run:
+            kept = run.remember(ahead=torch.zeros(2), best=1e9, hidden=(torch.zeros(2), [torch.zeros(2)]))
+            for _epoch in run.epochs(2):
+                for (x,) in run.batches(work.loader):
+                    loss = work.step(x)
+                    kept.ahead = kept.ahead + loss
+                    kept.best = torch.minimum(torch.as_tensor(kept.best), torch.tensor(loss))
+                    hidden = kept.hidden[0].detach() * weight + loss  # as a recurrent net hands it on
+                    kept.hidden = (hidden, [hidden * 2])
+                    run.end_step()
+                    if run.step == kill_at:
+                        crash(run)
+            tensors = [kept.ahead, kept.best, kept.hidden[0], kept.hidden[1][0]]
+            return [tensor.tolist() for tensor in tensors]
+
+    with pytest.raises(Killed):
+        body(tmp_path / "killed", 8)
+    assert body(tmp_path / "killed", None) == body(tmp_path / "alone", None)
+
+
+def test_an_object_that_began_as_none_is_refused_in_words(tmp_path: Path) -> None:
+    work = Work()
+    with work.run(tmp_path) as run:
+        run.remember(meter=None).meter = Meter()
+        work.step(torch.ones(2, 2))
+        run.end_step()
+    with work.run(tmp_path) as run, pytest.raises(IncompatibleState, match="object of the same class"):
+        run.remember(meter=None)
 
 
 @pytest.mark.parametrize("kill_at", [3, 6, 8])
@@ -267,6 +308,37 @@ def test_a_loop_that_would_make_too_many_steps_after_a_restart_is_noticed(
         except Killed:
             assert "more steps than asked" not in caplog.text
     assert ("more steps than asked" in caplog.text) is is_said
+
+
+@pytest.mark.parametrize("begin", [None, "run.step", "run.steps"])
+def test_a_range_around_steps_without_our_data_is_noticed_after_a_restart(
+    tmp_path: Path, begin: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def one(run: holdfast.Run) -> None:
+        work.step(torch.randn(2, 2))
+        run.end_step()
+        if kill_at == run.step:
+            crash(run)
+
+    for kill_at in (3, None):
+        work = Work()
+        try:
+            with work.run(tmp_path) as run:
+                if begin is None:
+                    for _ in range(6):
+                        work.step(torch.randn(2, 2))
+                        run.end_step()
+                        if kill_at == run.step:
+                            crash(run)
+                elif begin == "run.step":
+                    for _ in range(run.step, 6):
+                        one(run)
+                else:
+                    for _ in run.steps(6):
+                        one(run)
+        except Killed:
+            assert "more steps than asked" not in caplog.text
+    assert ("more steps than asked" in caplog.text) is (begin is None)
 
 
 class Wrapper(torch.optim.Optimizer):

@@ -47,7 +47,7 @@ def _zipped_with(members: tuple[Any, ...], ours: type) -> list[str]:
     return [type(member).__name__ for member in members if not isinstance(member, ours)]
 
 
-def say_if_counted_by_hand(step: int, passes: int) -> None:
+def say_if_counted_by_hand(step: int, passes: int | None) -> None:
     """A loop that is not `run.epochs` or `run.steps` around a run that is at `step`."""
     frame = _callers_frame()
     if frame is None:
@@ -57,9 +57,8 @@ def say_if_counted_by_hand(step: int, passes: int) -> None:
         if isinstance(loop, ast.For) and _counts_from_its_beginning(loop.iter):
             log.warning(
                 "holdfast: `for ... in %s` (line %d) begins at its beginning, and this run is at "
-                "step %d, in pass %d "
-                "of its data: it will make more steps than asked. Use run.epochs(n) or run.steps(n)",
-                what, loop.lineno, step, passes + 1,
+                "step %d%s: it will make more steps than asked. Use run.epochs(n) or run.steps(n)",
+                what, loop.lineno, step, "" if passes is None else f", in pass {passes + 1} of its data",
             )  # fmt: skip
             return
         if isinstance(loop, ast.While) and (behind := _behind(loop.test, frame, step)):

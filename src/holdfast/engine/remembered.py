@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from holdfast.errors import IncompatibleState
+
 
 class Remembered:
     """Attributes that outlive a restart. Made by `run.remember(total=0.0, best=None, history=[])`."""
@@ -57,16 +59,42 @@ class Memories:
 
 
 def _taken(value: Any) -> Any:
-    """An object of the user's (a meter) is what its attributes are."""
+    """An object of the user's (a meter) is what its attributes are. A tensor has attributes as well, but is
+    a value."""
+    if _is_tensor(value):
+        return {"value": _copied(value)}
     if hasattr(value, "__dict__") and not hasattr(value, "state_dict") and not callable(value):
-        return {"attributes": copy.deepcopy(vars(value))}
-    return {"state": value.state_dict()} if hasattr(value, "state_dict") else {"value": copy.deepcopy(value)}
+        return {"attributes": {name: _copied(attribute) for name, attribute in vars(value).items()}}
+    return {"state": value.state_dict()} if hasattr(value, "state_dict") else {"value": _copied(value)}
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "clone")
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy without graphs: the hidden state that a recurrent net hands on has one until its next step,
+    and `deepcopy` refuses such tensors."""
+    if _is_tensor(value):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item) for item in value)
+    return copy.deepcopy(value)
 
 
 def _put_back(made: Remembered, name: str, kept: dict[str, Any]) -> None:
-    if "attributes" in kept:
-        vars(getattr(made, name)).update(kept["attributes"])
-    elif "state" in kept:
-        getattr(made, name).load_state_dict(kept["state"])
-    else:
+    if "value" in kept:
         setattr(made, name, kept["value"])
+        return
+    begun = getattr(made, name)
+    if not hasattr(begun, "load_state_dict" if "state" in kept else "__dict__"):
+        raise IncompatibleState(
+            f"run.remember({name}=...) was an object when it was saved and begins as {begun!r} now; "
+            f"begin it with an object of the same class"
+        )
+    if "state" in kept:
+        begun.load_state_dict(kept["state"])
+    else:
+        vars(begun).update(kept["attributes"])

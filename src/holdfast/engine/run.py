@@ -339,10 +339,10 @@ class Run:
         )
 
     def enumerate(
-        self, loader: Any, name: str | None = None, *, start: int = 0, **options: Any
+        self, loader: Any, start: int = 0, *, name: str | None = None, **options: Any
     ) -> Enumerated:
         """`batches` with the index of each in its epoch, which `enumerate` around it would begin at 0
-        again."""
+        again. `start` is where Python's own `enumerate` has it."""
         return Enumerated(self.batches(loader, name, **options), start)
 
     def steps(self, count: int, over: Any = None, name: str | None = None) -> Iterator[Any]:
@@ -366,6 +366,7 @@ class Run:
         if session is None:
             session = self._require_open()
         session.boundary.ended_by_hand = True
+        self._loop.look_around()
         session.end_step(loss, metrics, stepped=stepped)
 
     def report(self, **metrics: float) -> None:

@@ -89,7 +89,7 @@ class Loop:
         session = self._session
         epoch = session.state.epoch
         if feed.trained_on:
-            self._look_around(feed)
+            self.look_around(feed)
             session.save_best()
             self._settle_step()
             self._back_to(is_inside=feed.takes_up(epoch))
@@ -111,10 +111,11 @@ class Loop:
                 return True
         return False
 
-    def _look_around(self, feed: Feed) -> None:
-        """Once after a restart: a loop that counts for itself would count again what was done."""
+    def look_around(self, feed: Feed | None = None) -> None:
+        """Once after a restart: a loop that counts for itself would count again what was done. Where no data
+        is read through the run, its first boundary is the place to look from."""
         if not self._looked_around and not self._counts_epochs:
-            say_if_counted_by_hand(self._session.state.step, feed.passes_done)
+            say_if_counted_by_hand(self._session.state.step, feed.passes_done if feed else None)
         self._looked_around = True
 
     def _stop_here(self) -> None:
