@@ -20,6 +20,8 @@ from holdfast.doctor.rehearsed import Cause, Verdict
 from holdfast.doctor.rehearsing import rehearse
 from holdfast.errors import SetupError
 
+_END_SECONDS = 40.0  # torchrun gives its ranks 30
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -69,29 +71,46 @@ def run(options: argparse.Namespace) -> int:
 def _launch(command: Sequence[str], environment: Mapping[str, str], said: Path, limit: float) -> int:
     with open(said, "ab") as output:
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 command, env={**os.environ, **environment}, stdout=output, stderr=output,
-                stdin=subprocess.DEVNULL, timeout=limit, check=False,
+                stdin=subprocess.DEVNULL,
             )  # fmt: skip
+        except OSError as error:
+            raise SetupError(f"{command[0]} cannot be started: {error.strerror}") from error
+        try:
+            return process.wait(limit)
         except subprocess.TimeoutExpired as error:
             raise SetupError(
                 f"one process took longer than {limit:.0f} s", hint="fewer --steps, or a longer --timeout"
             ) from error
-        except OSError as error:
-            raise SetupError(f"{command[0]} cannot be started: {error.strerror}") from error
-    return done.returncode
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A launcher that is killed leaves its ranks behind: it is asked, and has time to end them itself."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _lines(verdict: Verdict) -> list[str]:
     if verdict.exact:
-        lines = [f"exact: {plural(verdict.steps, 'step')}, {', '.join(verdict.tried)}: every bit is the same"]
+        steps = plural(verdict.steps, "step")
+        steps += f" on {verdict.ranks} ranks" if verdict.ranks > 1 else ""
+        lines = [f"exact: {steps}, {', '.join(verdict.tried)}: every bit is the same"]
         if verdict.harmless:
             lines.append("  begins anew after a restart, without changing what was computed:")
             lines += [f"    {_told(cause)}" for cause in verdict.harmless]
         return lines
     difference = verdict.difference
     assert difference is not None
-    lines = [f"different: {difference.when}, step {difference.step}: {', '.join(difference.things)}"]
+    where = f"rank {difference.rank}, " if verdict.ranks > 1 else ""
+    lines = [f"different: {difference.when}, {where}step {difference.step}: {', '.join(difference.things)}"]
     for cause in difference.causes:
         lines.append(f"  {_told(cause)}")
         lines.append(f"    write: {cause.fix}")

@@ -35,6 +35,7 @@ class Difference:
     step: int
     things: tuple[str, ...]
     causes: tuple[Cause, ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Verdict:
     # What begins anew after a restart without changing what was computed: a printed mean, a counter.
     harmless: tuple[Cause, ...] = ()
     tried: tuple[str, ...] = field(default=())
+    ranks: int = 1
 
 
 def steps_of(records: Iterable[Record]) -> dict[int, Record]:

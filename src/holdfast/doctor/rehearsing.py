@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from holdfast.engine.rehearsal_plan import VARIABLE, Kill, Plan, read_records
 from holdfast.errors import SetupError
 
 Launch = Callable[[Mapping[str, str], Path], int]
+# What each rank wrote down; one process without ranks is rank 0.
+Ranks = dict[int, list[Record]]
 _SAVE_EVERY = 5
 
 
@@ -34,9 +37,7 @@ class _Stage:
         self._steps = steps
         self._count = 0
 
-    def process(
-        self, folder: str, *, save_every: int = 0, save_from: int = 0, kill: Kill = ""
-    ) -> list[Record]:
+    def process(self, folder: str, *, save_every: int = 0, save_from: int = 0, kill: Kill = "") -> Ranks:
         self._count += 1
         records = self._scratch / f"records{self._count}"
         plan = Plan(
@@ -48,7 +49,8 @@ class _Stage:
         # Whatever logs over a network: a rehearsal is nobody's experiment.
         code = self._launch({VARIABLE: str(path), "WANDB_MODE": "disabled"}, said)
         found = read_records(records)
-        was_killed = any(record["event"] == "killed" for record in found)
+        # One that was killed takes the others with it, and the launcher has a code of its own for that.
+        was_killed = any(record["event"] == "killed" for rank in found.values() for record in rank)
         if code not in (0, -signal.SIGKILL) and not was_killed:
             tail = said.read_text(errors="replace")[-2000:] if said.exists() else ""
             raise SetupError(f"the command ended with code {code}\n{tail}", hint="does it run by itself?")
@@ -64,7 +66,8 @@ def rehearse(launch: Launch, scratch: Path, *, steps: int, tell: Callable[[str],
     stage = _Stage(launch, scratch, steps)
     tell("undisturbed")
     reference = stage.process("undisturbed")
-    made = sorted(steps_of(reference))
+    made = sorted(steps_of(reference[min(reference)]))
+    ranks = len(reference)
     if len(made) < 6:
         raise SetupError(
             f"the command made {len(made)} steps, too few to kill and resume",
@@ -72,47 +75,77 @@ def rehearse(launch: Launch, scratch: Path, *, steps: int, tell: Callable[[str],
         )
     tried = ["twice undisturbed"]
     tell("undisturbed, once more")
-    difference = compare_undisturbed(reference, stage.process("again"), "undisturbed, once more")
+    difference = _undisturbed(reference, stage.process("again"), "undisturbed, once more")
     if difference is not None:
-        return Verdict(False, len(made), difference, tried=tuple(tried))
+        return Verdict(False, len(made), difference, tried=tuple(tried), ranks=ranks)
     tried.append("with saves")
     tell("with saves")
     saving = stage.process("saving", save_every=_SAVE_EVERY)
-    difference = compare_undisturbed(reference, saving, "with saves")
+    difference = _undisturbed(reference, saving, "with saves")
     if difference is not None:
-        return Verdict(False, len(made), difference, tried=tuple(tried))
+        return Verdict(False, len(made), difference, tried=tuple(tried), ranks=ranks)
     return _killed(stage, reference, made, tried, tell)
 
 
 def _killed(
-    stage: _Stage, reference: list[Record], made: list[int], tried: list[str], tell: Callable[[str], None]
+    stage: _Stage, reference: Ranks, made: list[int], tried: list[str], tell: Callable[[str], None]
 ) -> Verdict:
     harmless: dict[str, Cause] = {}
     when = ""
-    for save_from, kill, how in [*_points(reference, made), (0, "", "")]:
+    for save_from, kill, how in [*_points(reference[min(reference)], made), (0, "", "")]:
         tell(f"killed {how}" if how else "to the end")
         attempt = stage.process("killed", save_from=save_from, kill=kill, save_every=0)
         if when:
-            difference, lost = compare_resumed(
-                reference, attempt, when, whole=not kill, lost_before=harmless.values()
+            difference, lost = _resumed(
+                reference, attempt, when, whole=not kill, lost_before=list(harmless.values())
             )
             harmless.update({cause.name: cause for cause in lost})
         else:
-            difference = compare_undisturbed_start(reference, attempt)
+            difference = _undisturbed_start(reference, attempt)
         if difference is not None:
-            return Verdict(False, len(made), difference, tried=tuple(tried))
-        resumable = next((r["saved"] for r in attempt if r["event"] == "killed"), None)
+            return Verdict(False, len(made), difference, tried=tuple(tried), ranks=len(reference))
+        killed = (r for rank in attempt.values() for r in rank if r["event"] == "killed")
+        resumable = next((record["saved"] for record in killed), None)
         when = f"resumed after a kill {how}" + (f" (saved at step {resumable})" if resumable else "")
         if how:
             tried.append(f"killed {how}")
-    return Verdict(True, len(made), None, tuple(harmless.values()), tuple(tried))
+    return Verdict(True, len(made), None, tuple(harmless.values()), tuple(tried), len(reference))
 
 
-def compare_undisturbed_start(reference: Sequence[Record], attempt: Sequence[Record]) -> Difference | None:
-    """A process that was killed before its end: what it did until then."""
-    last = max(steps_of(attempt), default=0)
-    cut = [r for r in reference if r["event"] != "step" or r["step"] <= last]
-    return compare_undisturbed(cut, attempt, "with a save")
+# ---- every rank with itself
+
+
+def _undisturbed(reference: Ranks, again: Ranks, when: str) -> Difference | None:
+    return _first(
+        {rank: compare_undisturbed(ours, again.get(rank, []), when) for rank, ours in reference.items()}
+    )
+
+
+def _undisturbed_start(reference: Ranks, attempt: Ranks) -> Difference | None:
+    """Processes that were killed before their end: what they did until then."""
+    last = {rank: max(steps_of(records), default=0) for rank, records in attempt.items()}
+    cut = {
+        rank: [r for r in records if r["event"] != "step" or r["step"] <= last.get(rank, 0)]
+        for rank, records in reference.items()
+    }
+    return _undisturbed(cut, attempt, "with a save")
+
+
+def _resumed(
+    reference: Ranks, attempt: Ranks, when: str, *, whole: bool, lost_before: Sequence[Cause]
+) -> tuple[Difference | None, list[Cause]]:
+    found = {
+        rank: compare_resumed(ours, attempt.get(rank, []), when, whole=whole, lost_before=lost_before)
+        for rank, ours in reference.items()
+    }
+    difference = _first({rank: difference for rank, (difference, _) in found.items()})
+    return difference, [cause for _, lost in found.values() for cause in lost]
+
+
+def _first(found: Mapping[int, Difference | None]) -> Difference | None:
+    """The earliest difference of any rank: later ones may be its consequences."""
+    told = [dataclasses.replace(each, rank=rank) for rank, each in found.items() if each is not None]
+    return min(told, key=lambda each: (each.step, each.rank), default=None)
 
 
 def _points(reference: Sequence[Record], made: Sequence[int]) -> list[tuple[int, Kill, str]]:

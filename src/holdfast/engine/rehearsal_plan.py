@@ -50,9 +50,12 @@ class Records:
         os.write(self._file, (json.dumps(what) + "\n").encode())
 
 
-def read_records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    path = folder / f"rank{rank}.jsonl"
-    if not path.exists():
-        return []
-    # The last line of a killed process may be torn.
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+def read_records(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """What each rank wrote down."""
+    return {
+        int(path.stem.removeprefix("rank")): [
+            # The last line of a killed process may be torn.
+            json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")
+        ]
+        for path in folder.glob("rank*.jsonl")
+    }  # fmt: skip

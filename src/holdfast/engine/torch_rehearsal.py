@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from holdfast.capture.torch_registry import Tracked
 from holdfast.engine.loop_frames import Place, user_scopes
 from holdfast.engine.rehearsal_plan import Plan, Records, plan_in
@@ -17,9 +20,11 @@ from holdfast.engine.torch_loop_look import Coverage, fix_of
 from holdfast.engine.torch_loop_marks import exact
 from holdfast.engine.torch_loop_things import Thing, hidden_in_modules, things_in
 from holdfast.engine.torch_session import Session
+from holdfast.errors import HoldfastError
 
 _MOST_PARTS = 2000
 _LATER = 2  # boundaries between a save and the kill behind it: steps that must be made again
+_MEET_SECONDS = 30.0  # for ranks whose loops are of unequal length, and some never come
 
 
 class Rehearsal:
@@ -37,6 +42,9 @@ class Rehearsal:
     @classmethod
     def asked_for(cls, path: str | os.PathLike[str]) -> Rehearsal | None:
         plan = plan_in(os.environ)
+        if plan is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+            # torchrun --max-restarts: the rehearsal restarts by itself, and writes each process down apart.
+            os._exit(1)
         return None if plan is None else cls(plan, path)
 
     def open(
@@ -91,21 +99,34 @@ class Rehearsal:
                 session.saves.now("a rehearsal")
                 session.saves.saver.wait_for_all()
                 if plan.kill == "at a save":
+                    self._meet()
                     self._die()
         elif plan.kill and self._saved_at is not None and step >= self._saved_at + _LATER:
             if plan.kill == "behind a save":
+                self._meet()
                 self._die()
             elif session.boundary.is_clean:
                 # The one before is whole: what is resumed is known, and this one must not be in its way.
+                self._meet()
                 session.saves.now("a rehearsal")
                 self._die()
         if step >= plan.stop_at:
             session.saves.saver.wait_for_all()
             self._records.add({"event": "stopped", "step": step})
+            self._meet()
+            if session.together is not None:
+                session.together.team.part()
             sys.stdout.flush()
             sys.stderr.flush()
             # At once: what comes behind the loop is not rehearsed, and must not take its time or write files.
             os._exit(0)
+
+    def _meet(self) -> None:
+        """Every rank is here: none ends in the middle of what another one still needs of it."""
+        assert self._session is not None
+        if self._session.together is not None:
+            with contextlib.suppress(HoldfastError):
+                self._session.together.team.gather("rehearsal", b"", _MEET_SECONDS)
 
     def _die(self) -> None:
         assert self._session is not None
@@ -124,7 +145,7 @@ class Rehearsal:
                 "event": event,
                 "step": state.step,
                 "epoch": state.epoch,
-                "loss": None if loss is None else float(loss).hex(),
+                "loss": None if loss is None else _number(loss).hex(),
                 "batches": list(self._batches),
                 "streams": {name: exact(value) for name, value in streams.items()},
                 "tracked": {key: _parts(value) for key, value in values.items()},
@@ -178,6 +199,10 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handed_out, name)
+
+
+def _number(loss: Any) -> float:
+    return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
 
 def _parts(value: Any) -> Mapping[str, str]:
