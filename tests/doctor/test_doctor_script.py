@@ -1,10 +1,13 @@
 """Mistakes in scripts that can be seen without running them."""
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.doctor.script_checks import examine_script
 from holdfast.jobs.sbatch import SbatchPlan, sbatch_script
 
+SCRIPTS = Path(__file__).parents[1] / "laboratory" / "scripts"
 GOOD = """
 import holdfast
 from torch.utils.data import DataLoader
@@ -91,3 +94,51 @@ def test_a_mistake_in_a_batch_script_is_found(old: str, new: str, check: str) ->
 
 def test_other_files_are_left_alone() -> None:
     assert checks("notes.txt", "keep=1") == []
+
+
+LOOP = """
+import holdfast, torch
+from torch.utils.data import DataLoader
+model, loader = make(), DataLoader(data)
+opt = torch.optim.Adam(model.parameters())
+sched = torch.optim.lr_scheduler.StepLR(opt, 3)
+noise = torch.Generator().manual_seed(1)
+best, total, seen = float("inf"), 0.0, 0
+others = iter(loader)
+with holdfast.Run("runs/x", model=model, opt=opt{more}) as run:
+    for epoch in run.epochs(3):
+        total = 0.0
+        for x, y in run.batches(loader):
+            loss = train(model, x + torch.randn(x.shape, generator=noise), y, next(others))
+            sched.step()
+            total += loss.item()
+            seen += len(x)
+            best = min(best, loss.item())
+            {keep}
+            run.end_step(loss=loss)
+"""
+
+
+def test_what_a_loop_carries_and_nothing_keeps_is_named_with_its_line() -> None:
+    text = LOOP.replace("{more}", "").replace("{keep}", "pass")
+    found = [f"{finding.check}: {finding.what}" for finding in examine_script("train.py", text)]
+    named = {line.split(": ")[2].split()[0]: line.split(": ")[1] for line in found}
+    assert named == {
+        "sched": "train.py line 6", "noise": "train.py line 7", "total": "train.py line 16",
+        "seen": "train.py line 17", "best": "train.py line 18", "others": "train.py line 14",
+    }, found  # fmt: skip
+
+
+def test_what_is_kept_or_wanted_silent_is_not_named() -> None:
+    keep = "run.extras.update(noise=noise.get_state(), total=total, seen=seen, best=best)"
+    text = (
+        LOOP.replace("{more}", ", sched=sched").replace("{keep}", keep).replace("iter(loader)", "iter(run.x)")
+    )
+    assert checks("train.py", text) == []
+    silent = LOOP.replace("{more}", ", sched=sched, check_loop=False").replace("{keep}", "pass")
+    assert checks("train.py", silent) == []
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+def test_complete_scripts_have_no_findings(path: Path) -> None:
+    assert [finding.what for finding in examine_script(path.name, path.read_text())] == []

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from holdfast.doctor.batch_checks import examine_batch
 from holdfast.doctor.finding import Finding
+from holdfast.doctor.loop_checks import examine_loops
 from holdfast.doctor.training_checks import examine_training
 
 _RUN_NAMES = {"Run", "holdfast.Run"}
@@ -66,6 +67,7 @@ def _python(name: str, text: str) -> Iterator[Finding]:
     for call in runs:
         yield from _run_call(name, call, opened=id(call) in used_in_with or _entered(tree, call))
     yield from examine_training(name, tree, runs)
+    yield from examine_loops(name, tree, runs)
     yield from _loops(name, tree, calls)
     yield from _handlers(name, calls)
 
