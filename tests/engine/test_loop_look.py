@@ -137,6 +137,23 @@ def test_what_the_loop_changes_and_nobody_tracks_is_named_with_its_line(
         assert line.split(" ")[0].split(".")[-1] in source[number - 1]
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_an_optimizer_that_is_not_tracked_is_said_once(
+    looks: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, forgotten = make()
+    with (
+        caplog.at_level(logging.WARNING, "holdfast"),
+        holdfast.Run(tmp_path, model=model, check_loop=looks) as run,
+    ):
+        for _ in run.steps(8):
+            run.end_step(loss=step_on(model, forgotten))
+    told = [record.getMessage() for record in caplog.records if "AdamW" in record.getMessage()]
+    assert len(told) == 1
+    assert ("forgotten (AdamW" in told[0]) == looks
+    assert "AdamW moves parameters of" in (tmp_path / "events.jsonl").read_text()
+
+
 def test_one_setting_turns_it_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = make()
     with (

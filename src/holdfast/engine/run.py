@@ -216,7 +216,7 @@ class Run:
             self._rehearsal.open(session, self._tracked, coverage, self._made_at)
             session.onlooker = self._rehearsal
         elif self._check_loop and (together is None or together.leads):
-            session.onlooker = Look(coverage, self._made_at, [self])
+            session.onlooker = Look(coverage, self._made_at, [self], session.optimizer_named)
         return self
 
     def _hints(self, uuid: str, nodes: int, history: FailureHistory) -> tuple[Hint, ...]:

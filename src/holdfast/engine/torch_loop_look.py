@@ -137,8 +137,15 @@ class Coverage:
 class Look:
     """Called at boundaries; `is_over` when there is nothing more to see."""
 
-    def __init__(self, coverage: Coverage, made_at: Place | None, ours: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        coverage: Coverage,
+        made_at: Place | None,
+        ours: Iterable[Any],
+        named: Callable[[torch.optim.Optimizer], None] = lambda _: None,
+    ) -> None:
         self._coverage = coverage
+        self._named = named
         self._made_at = made_at
         self._ours = list(ours)
         self._boundaries = 0
@@ -185,6 +192,9 @@ class Look:
         self.found += new
         if new:
             log.warning("%s", message(new, self._made_at))
+        for untracked in new:
+            if untracked.kind == "optimizer":
+                self._named(things[untracked.name].value)
 
     def _untracked(self, things: dict[str, Thing]) -> Iterator[Untracked]:
         schedulers = [t for t in things.values() if t.kind == "scheduler"]

@@ -263,6 +263,10 @@ class Session:
                 self.onlooker = None
         self.must_stop()
 
+    def optimizer_named(self, optimizer: Optimizer) -> None:
+        """Somebody has told the user that it is not tracked."""
+        self._steppers.named.add(optimizer)
+
     def _optimizer_stepped(self, optimizer: Optimizer) -> None:
         self.boundary.optimizer_stepped(optimizer)
         if self.boundary.is_overdue:

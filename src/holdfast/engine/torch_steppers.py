@@ -29,6 +29,8 @@ class Steppers:
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._said = False
+        # Those that the look at the loop has told of, with name and line.
+        self.named: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def __contains__(self, optimizer: object) -> bool:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -78,6 +80,10 @@ class Steppers:
             f"{kinds} moves parameters of {self.names()}, but it is not tracked: its state is in no "
             f"checkpoint, and a restart goes on without it; {advice}"
         )
+
+    @property
+    def are_named(self) -> bool:
+        return all(optimizer in self.named for optimizer in self._strangers)
 
     def names(self) -> str:
         names = [repr(t.key) for t in self._tracked if isinstance(t, TrackedModule)]

@@ -28,7 +28,8 @@ class Unheard:
         self._looks += 1
         boundary = self._boundary
         if self._looks >= _FEW and (complaint := self._steppers.complaint()) is not None:
-            self._say("untracked", complaint)
+            # Whom the look at the loop has named is not said again; the journal hears of it all the same.
+            self._say("untracked", complaint, aloud=not self._steppers.are_named)
         if boundary.unfenced_steps >= _FEW and not boundary.steps_told:
             self._say(
                 "unfenced",
@@ -57,8 +58,9 @@ class Unheard:
                 "takes the steps, unheard, say so: run.end_step(stepped=True)",
             )
 
-    def _say(self, cause: str, message: str) -> None:
+    def _say(self, cause: str, message: str, *, aloud: bool = True) -> None:
         if cause not in self._said:
             self._said.add(cause)
-            log.warning("holdfast: %s", message)
+            if aloud:
+                log.warning("holdfast: %s", message)
             self._emit(Warned(time=self._clock.wall(), message=message))
