@@ -131,6 +131,9 @@ class Rehearsal:
     def _die(self) -> None:
         assert self._session is not None
         self._records.add({"event": "killed", "step": self._session.state.step, "saved": self._saved_at})
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK") == "0":
+            # torchrun --max-restarts would start them again, and may wait for minutes for its dead ones.
+            os.kill(os.getppid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGKILL)
 
     # ---- what is written down
