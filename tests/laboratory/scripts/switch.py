@@ -5,6 +5,7 @@ The stand-in does nothing but count: its loops are torch's own. `record` writes 
 
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 RUN = os.environ.get("LAB_RUN", "runs/laboratory")
@@ -33,6 +34,12 @@ class PlainRun:
 
     def batches(self, loader, name=None, **options):
         return PlainBatches(self, loader)
+
+    def enumerate(self, loader, name=None, start=0):
+        return enumerate(self.batches(loader), start)
+
+    def remember(self, **values):
+        return SimpleNamespace(**values)
 
     def serve(self, batches):
         for batch in batches:
