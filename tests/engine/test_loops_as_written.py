@@ -385,11 +385,14 @@ if __name__ == "__main__":
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = TensorDataset(torch.ones(8, 4))
-    loader = DataLoader(data, batch_size=2, num_workers=1, persistent_workers=True)
+    loader = DataLoader(data, batch_size=2, num_workers=1, persistent_workers=sys.argv[2] != "held")
     try:
         with holdfast.Run(sys.argv[1], model=model, optimizer=optimizer, spot="off") as run:
             for epoch in run.epochs(2):
-                for (inputs,) in run.batches(loader):
+                held = iter(run.batches(loader))  # outlives the run
+                for (inputs,) in held:
+                    if sys.argv[2] == "held" and run.step == 2:
+                        break
                     model(inputs).sum().backward()
                     optimizer.step()
                     optimizer.zero_grad()
@@ -401,8 +404,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["finished", "stopped"])
-def test_persistent_workers_end_with_the_run_and_do_not_keep_the_process(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["finished", "stopped", "held"])
+def test_workers_end_with_the_run_and_do_not_keep_the_process(tmp_path: Path, how: str) -> None:
     """Left to the interpreter's exit they get SIGTERM, which they outlive for a minute."""
     (tmp_path / "script.py").write_text(PERSISTENT)
     done = subprocess.run(

@@ -21,7 +21,7 @@ from holdfast.data.progress import Progress
 from holdfast.data.seeding import FOR_ITERABLE, FOR_WORKERS, derive
 from holdfast.data.split import Turn
 from holdfast.data.torch_pull import Answer, Ask, Pull
-from holdfast.data.torch_rebuild import Opening, Requests, end_workers, rebuild
+from holdfast.data.torch_rebuild import Opening, Requests, end_workers, open_workers, rebuild
 from holdfast.data.torch_streams import STREAMS
 from holdfast.data.torch_watch import Watch, hidden, put_back
 
@@ -197,7 +197,7 @@ class IterableStyle:
         self._worker_seeds.manual_seed(derive(FOR_WORKERS, at.seed or 0, at.epoch, at.consumed) >> 1)
         self._requests.begin = lambda: self._asks(at, self._opened, again)
         try:
-            yield from self._answers(iter(self._rebuilt), at.consumed - again, again)
+            yield from self._answers(open_workers(self._rebuilt), at.consumed - again, again)
         finally:
             self._requests.begin = None
 

@@ -19,7 +19,7 @@ from holdfast.data.seeding import FOR_ORDER, FOR_SAMPLER, FOR_SAMPLES, FOR_WORKE
 from holdfast.data.split import Share, Turn, turns_of_order, turns_of_stream
 from holdfast.data.torch_fetch import Request, SeededFetch
 from holdfast.data.torch_opened import FromWorkers, InProcess
-from holdfast.data.torch_rebuild import Requests, end_workers, rebuild
+from holdfast.data.torch_rebuild import Requests, end_workers, open_workers, rebuild
 from holdfast.data.torch_sampler_order import SamplerPass, put_back, remember
 
 _MANY = 1 << 13  # indices asked of a sampler at once when passing over them
@@ -130,7 +130,7 @@ class MapStyle:
         self._requests.begin = requests
         # Workers that are not seeded per sample must not repeat the numbers of the epoch's first batches.
         self._worker_seeds.manual_seed(derive(FOR_WORKERS, at.seed or 0, at.epoch, at.consumed) >> 1)
-        return FromWorkers(iter(self._rebuilt), asked, self._requests)
+        return FromWorkers(open_workers(self._rebuilt), asked, self._requests)
 
     def _places(self, before: int) -> tuple[int, int]:
         """Of this rank's items in the order. A batch sampler's batches have as many places as they need."""

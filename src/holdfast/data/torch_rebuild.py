@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,7 +109,7 @@ class Opening:
 
     def fresh(self) -> Iterator[Any]:
         """As torch opens it, drawing where torch draws."""
-        opened = iter(self._rebuilt)
+        opened = open_workers(self._rebuilt)
         self.base_seed = getattr(opened, "_base_seed", None)
         return opened
 
@@ -119,7 +120,7 @@ class Opening:
         if isinstance(start, WorkerStart):
             start.base_seed = base_seed
         try:
-            opened = iter(self._rebuilt)
+            opened = open_workers(self._rebuilt)
         finally:
             self._rebuilt.generator = self._generator
             if isinstance(start, WorkerStart):
@@ -136,9 +137,21 @@ class Opening:
         end_workers(self._rebuilt)
 
 
+_LAST_OPENED: weakref.WeakKeyDictionary[DataLoader[Any], weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def open_workers(rebuilt: DataLoader[Any]) -> Iterator[Any]:
+    opened = iter(rebuilt)
+    _LAST_OPENED[rebuilt] = weakref.ref(opened)
+    return opened
+
+
 def end_workers(rebuilt: DataLoader[Any]) -> None:
-    """Persistent workers are told to end. Left to the interpreter's exit they would get SIGTERM, which they
-    outlive for the sake of a last save."""
-    iterator, rebuilt._iterator = rebuilt._iterator, None
-    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
+    """Workers are told to end: persistent ones, and those of a pass that was left in its middle and that the
+    script still holds. Left to the interpreter's exit they would get SIGTERM, which they outlive for the sake
+    of a last save."""
+    last = _LAST_OPENED.pop(rebuilt, None)
+    for iterator in (rebuilt._iterator, last() if last else None):
+        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+    rebuilt._iterator = None
