@@ -33,7 +33,13 @@ print("never reached in a rehearsal")
 """
 
 
-@pytest.mark.parametrize("more", [", scheduler=sched", ""], ids=["complete", "without its scheduler"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(", scheduler=sched", id="complete", marks=pytest.mark.torture),
+        pytest.param("", id="without its scheduler"),
+    ],
+)
 def test_a_script_is_proven_exact_or_its_gap_is_named(
     more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,13 @@ def journal(path: Path, **when: Any) -> list[Event]:
 
 
 @pytest.mark.parametrize(
-    "when", [{}, {"mtbf": "10 min"}, {"max_loss": "4 s"}, {"policy": "young", "mtbf": "1 h", "budget": "1%"}]
+    "when",
+    [
+        {},
+        pytest.param({"mtbf": "10 min"}, marks=pytest.mark.torture),
+        pytest.param({"max_loss": "4 s"}, marks=pytest.mark.torture),
+        {"policy": "young", "mtbf": "1 h", "budget": "1%"},
+    ],
 )
 def test_every_decision_follows_from_the_journal(tmp_path: Path, when: dict[str, Any]) -> None:
     events = journal(tmp_path / "run", **when)
