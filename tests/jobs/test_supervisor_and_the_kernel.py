@@ -50,6 +50,9 @@ def test_orphans_are_reaped_without_a_walk_through_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = tmp_path / "pid"
+    # Dead, and nobody has asked how it ended: it stands in front of the orphan.
+    other = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
     script = f"(sh -c 'echo $$ > {said}.part; mv {said}.part {said}' &); exec sleep 600"
     child = supervisor_child.Child(["sh", "-c", script], dict(os.environ))
 
@@ -70,6 +73,7 @@ def test_orphans_are_reaped_without_a_walk_through_all_processes(
     finally:
         child.kill()
         wait_until(lambda: child.returncode() is not None)
+    assert other.wait() == 0, "how it ended is still there to be asked"
 
 
 def test_a_checkpoint_in_a_nearer_tier_is_progress(tmp_path: Path) -> None:

@@ -174,7 +174,14 @@ def scenario_all(base: Path, *asked: str) -> dict[str, Any]:
     """Every case is saved by four ranks once. `asked` are "saved restored world", restored by so many."""
     wanted = [words.split() for words in asked]
     names = list(dict.fromkeys(saved for saved, _, _ in wanted))
-    saved = in_ranks(WORLD, lambda rank: {n: train(n, base / n, rank) for n in names}, base / "talk")
+
+    def save(rank: int) -> dict[str, Any]:
+        answers = {name: train(name, base / name, rank) for name in names}
+        # The store lives with rank 0, and the others may still be asking it how the last save ended.
+        dist.barrier()
+        return answers
+
+    saved = in_ranks(WORLD, save, base / "talk")
     again: dict[str, Any] = {}
     for world in sorted({int(world) for _, _, world in wanted}):
         mine = [(was, now) for was, now, w in wanted if int(w) == world]

@@ -93,6 +93,7 @@ def train(path: Path, steps: int, **settings: object) -> tuple[int, float]:
 def test_a_planted_memory_folder_is_not_read_and_keeps_nobody_from_training(
     tmp_path: Path, memory_root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert as_stranger(memory_root.mkdir)
     train(tmp_path / "run", 2)
     run_uuid = DirectoryStore(tmp_path / "run").uuid
     planted = memory_root / run_uuid / "slot-0"

@@ -98,8 +98,18 @@ class Child:
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if dead.si_pid in {self.pid, *self._not_ours}:
-                    return  # Whoever started it wants to know how it ended.
+                    # Whoever started it wants to know how it ended, and until then the kernel names no other.
+                    return self._reap_beside(dead.si_pid)
                 os.waitpid(dead.si_pid, os.WNOHANG)
+
+    def _reap_beside(self, dead: int) -> None:
+        for task in Path("/proc/self/task").iterdir():
+            # A thread may have ended meanwhile, and a kernel may not list children.
+            with contextlib.suppress(OSError):
+                for child in map(int, (task / "children").read_text().split()):
+                    if child not in {dead, self.pid, *self._not_ours}:
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(child, os.WNOHANG)
 
 
 def adopt_orphans() -> None:
