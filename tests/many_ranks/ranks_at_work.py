@@ -297,7 +297,7 @@ PHASES: dict[str, tuple[Any, str, bool]] = {
     "announce": (Ballot, "announce", True),
     "outcome": (Ballot, "outcome", True),
 }
-LIMIT = 10.0
+LIMIT = 5.0
 
 
 def stumble(folder: Path, rank: int, phase: str, victim: int, how: str) -> dict[str, Any]:
