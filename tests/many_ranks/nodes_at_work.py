@@ -236,15 +236,24 @@ def scenario_killed(
     """All ranks are killed at random instants, with saves, protection and copies under way."""
     epochs, world = 6, nodes * per_node
     words = [str(base / "caches"), scheme, "run every 4"]
-    began = time.monotonic()
     calm = in_ranks(world, lambda rank: train(base / "calm", kind, rank, epochs=epochs), base / "talk")
-    lifetime = time.monotonic() - began
     dice = random.Random(20261116)
     lived = []
 
+    def has_ended() -> bool:
+        return all((base / "talk" / f"answer-{rank}.json").exists() for rank in range(world))
+
+    def steps_logged() -> int:
+        log = base / "log-0"
+        return log.read_text().count("\n") if log.exists() else 0
+
     def kill_all(children: list[int]) -> None:
-        time.sleep(dice.uniform(0.2, 0.9) * lifetime)
-        lived.append(not all((base / "talk" / f"answer-{rank}.json").exists() for rank in range(world)))
+        # By steps and not by a clock: how long ranks take to come up is the machine's affair.
+        wanted, end = steps_logged() + dice.randint(1, 3), time.monotonic() + 100
+        while steps_logged() < wanted and not has_ended() and time.monotonic() < end:
+            time.sleep(0.005)
+        time.sleep(dice.uniform(0.0, 0.05))
+        lived.append(not has_ended())
         for child in dice.sample(children, len(children)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)

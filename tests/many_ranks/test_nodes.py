@@ -124,8 +124,7 @@ def test_killed_at_random_instants_it_ends_as_if_nothing_had_happened(
     kind: str, nodes: int, per_node: int, scheme: str, tmp_path: Path
 ) -> None:
     found = play("killed", tmp_path, kind, nodes, per_node, scheme, KILLS)
-    # Of the two kills of a short run, both may come when it has ended.
-    assert found["killed"] >= KILLS // 2 or KILLS < 10, "most kills must hit a training that still runs"
+    assert found["killed"] >= KILLS // 2, "most kills must hit a training that still runs"
     for rank, (calm, end) in enumerate(zip(found["calm"], found["done"], strict=True)):
         assert end is not None, found["errors"]
         assert end["whole"] == calm["whole"]
