@@ -191,8 +191,6 @@ class ObjectStore:
     def _remove(self, name: str) -> None:
         """Manifest first, tombstone last. The tombstone stays while anything foreign does, or any doubt."""
         self._bucket.delete([_key(name, MANIFEST)])
-        with contextlib.suppress(StoreError):
-            self._bucket.abort_uploads(_key(name, ""))
         for _ in range(_DELETING_ROUNDS):
             inside = self._inside(name)
             # The marker goes after the data: while there is any, sweepers must see the place.
