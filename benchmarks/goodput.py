@@ -5,8 +5,13 @@ after up-times that are drawn from an exponential distribution. ETTR is useful s
 the time of an undisturbed step, over wall time. Beside it stands what its own restarts would have left to a
 rule that knows the failure rate and the cost of a save: `bound`.
 
-    python benchmarks/goodput.py                                      # everything: about a day
+A step waits most of its time, as beside an accelerator (see `goodput_training.py`), so that several of these
+commands run side by side. Every row is added to `results/goodput.jsonl` when it is done; the newest of its
+kind counts.
+
+    python benchmarks/goodput.py                                      # everything: about 20 hours
     python benchmarks/goodput.py --means 20 --ways default checkfreq  # one row of each
+    python benchmarks/goodput.py --write-docs                         # the rows so far into the docs
 """
 
 from __future__ import annotations
@@ -28,12 +33,18 @@ from goodput_training import RECORD, WAYS
 from holdfast.events import SaveCommitted
 from holdfast.policy.intervals import exact, goodput
 from holdfast.stores.journal import read_events
-from options import HERE, Options, scratch
-from scoreboard import Scoreboard
+from options import HERE, REPOSITORY, Options, scratch
+from scoreboard import Scoreboard, machine
 
 BUDGET = 0.03
 START_LIMIT = 400.0
 NEVER = 10**9
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- goodput.py writes from here", "<!-- goodput.py: to here -->"
+# torch keeps one store for all generations of a node's workers, and their keys with it: a new rank that asks
+# before its peer has answered finds the address of a dead one, and waits for it. With this, each generation
+# has a store of its own. See docs/ranks.md.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,12 @@ class Done:
     restart: float
     ettr: float
     bound: float
+    when: str = ""
+    command: str = ""
+
+    @property
+    def kind(self) -> tuple[float, str, str]:
+        return self.mean, self.launch, self.way
 
     def line(self) -> str:
         return (
@@ -86,7 +103,11 @@ def train_and_kill(launch: str, way: str, mean: float, kills: int, folder: Path,
     chance = random.Random(seed)
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
-            command(launch, folder, way), stdout=output, stderr=output, start_new_session=True
+            command(launch, folder, way),
+            stdout=output,
+            stderr=output,
+            env=os.environ | OWN_STORE,
+            start_new_session=True,
         )
         lives: list[tuple[int, int, float]] = []  # records from, to, and when it was killed
         try:
@@ -94,8 +115,11 @@ def train_and_kill(launch: str, way: str, mean: float, kills: int, folder: Path,
                 first = len(records(folder))
                 begun = wait_for_step(folder, first, process)
                 time.sleep(max(0.0, begun + chance.expovariate(1 / mean) - time.time()))
+                writer = int((folder / "pid-0").read_text())
+                victim = chance.choice(sorted(folder.glob("pid-*")))
                 killed = time.time()
-                os.kill(int((folder / "pid-0").read_text()), signal.SIGKILL)
+                os.kill(int(victim.read_text()), signal.SIGKILL)
+                wait_for_end(writer)  # where another rank was killed, it may still end the step that it is in
                 lives.append((first, len(records(folder)), killed))
             wait_for_step(folder, lives[-1][1], process)
         finally:
@@ -105,6 +129,14 @@ def train_and_kill(launch: str, way: str, mean: float, kills: int, folder: Path,
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid.read_text()), signal.SIGKILL)
     return account(launch, way, mean, records(folder), lives, folder)
+
+
+def wait_for_end(pid: int) -> None:
+    limit = time.time() + START_LIMIT
+    while Path(f"/proc/{pid}/exe").exists():  # a zombie has none
+        if time.time() > limit:
+            raise RuntimeError(f"process {pid} outlived the rank beside it")
+        time.sleep(0.02)
 
 
 def wait_for_step(folder: Path, seen: int, process: subprocess.Popen[bytes]) -> float:
@@ -135,7 +167,7 @@ def account(
     made = lives[-1][1]
     useful = done[made][0] - 1  # the one before the first step after the last kill
     wall = done[made][1] - done[0][1]
-    saves, persist = saves_of(way, folder, len(lives))
+    saves, persist = saves_of(way, folder, sum(flag for _, _, flag in done[:made]))
     cost = max(0.0, sum(beside) - len(beside) * step) / max(saves, 1)
     up = 1 - sum(restarts) / wall
     # The kills as they fell, not as they were meant: a few dozen draws differ.
@@ -147,16 +179,73 @@ def account(
         steps_useful=useful, step=step, saves=saves, save_cost=cost, persist=persist,
         restart=sum(restarts) / len(restarts), ettr=useful * step / wall,
         bound=up * goodput(interval, price, mtbf, 0.0, persist),
+        when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        command=f"goodput.py --means {mean:g} --kills {len(lives)} --ways '{way}' --launches {launch}",
     )  # fmt: skip
 
 
-def saves_of(way: str, folder: Path, lives: int) -> tuple[int, float]:
+def saves_of(way: str, folder: Path, flagged: int) -> tuple[int, float]:
     """How many were committed, and how long the middle one took to become durable."""
     if way == "torch.save":
-        return lives, 0.0
+        return flagged, 0.0
     events = read_events(folder / "run")
     found = sorted(event.persist_seconds for event in events if isinstance(event, SaveCommitted))
     return len(found), found[len(found) // 2] if found else math.inf
+
+
+def rows_so_far(out: Path) -> list[Done]:
+    """The newest row of each kind, in the order of the table."""
+    found: dict[tuple[float, str, str], Done] = {}
+    path = out / "goodput.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else []:
+        one = Done(**json.loads(line))
+        found[one.kind] = one
+    every_way = [*WAYS, "torch.save"]
+    return sorted(found.values(), key=lambda one: (one.launch, one.mean, every_way.index(one.way)))
+
+
+def keep(one: Done, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "goodput.jsonl").open("a") as file:  # one write, so that runs side by side can share it
+        file.write(json.dumps(asdict(one)) + "\n")
+
+
+def finish(board: Scoreboard) -> None:
+    for one in rows_so_far(board.options.out):
+        name = f"{one.way}, {one.launch}, one in {one.mean:g} s"
+        board.add(name, "ETTR", "x", [one.ettr])
+        board.add(name, "bound", "x", [one.bound])
+        if one.way == "default":
+            line = f"{one.launch}, one kill in {one.mean:g} s: below the bound by"
+            board.at_most(line, one.bound - one.ettr, 0.02)
+    board.finish()
+
+
+def write_docs(rows: list[Done], where: Path) -> None:
+    here = machine(where)
+    text = [
+        f"{here['cpu']}, {here['cores']} cores, Linux {here['kernel']}, {here['file_system']}, "
+        f"torch {here['packages']['torch']}; measured between {min(r.when for r in rows)} and "
+        f"{max(r.when for r in rows)}. Below the bound by more than 0.02: "
+        + (", ".join(f"{r.launch} {r.mean:g} s" for r in rows if missed(r)) or "no row of the default")
+        + ".",
+        "",
+        "| launcher | one kill in | saves | kills | ETTR | bound | steps redone | a save costs | restart |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        text.append(
+            f"| {r.launch} | {r.mean:g} s | {r.way}: {r.saves} | {r.kills} | {r.ettr:.3f} | {r.bound:.3f} "
+            f"| {r.steps_made - r.steps_useful} of {r.steps_made} | {1e3 * r.save_cost:.0f} ms "
+            f"| {r.restart:.1f} s |"
+        )
+    page = PAGE.read_text()
+    head = page[: page.index("\n", page.index(BEGIN)) + 1]
+    PAGE.write_text(head + "\n" + "\n".join(text) + "\n\n" + page[page.index(END) :])
+
+
+def missed(one: Done) -> bool:
+    return one.way == "default" and one.bound - one.ettr > 0.02
 
 
 def main() -> None:
@@ -172,6 +261,7 @@ def main() -> None:
     parser.add_argument("--launches", nargs="+", default=["run", "torchrun"], choices=["run", "torchrun"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="the default alone, three kills 5 s apart")
+    parser.add_argument("--write-docs", action="store_true", help="measure nothing: write what there is")
     parser.add_argument("--dir", type=Path, default=HERE.parent / "runs", help="picks the disk")
     parser.add_argument("--out", type=Path, default=None, help="where the JSON goes")
     given = parser.parse_args()
@@ -180,6 +270,9 @@ def main() -> None:
     out = given.out or (given.dir / "bench-quick-results" if given.quick else HERE / "results")
     options = Options(given.quick, 1, given.dir, out)
     board = Scoreboard("goodput", "Useful share of time under random kills", options)
+    if given.write_docs:
+        finish(board)
+        return write_docs(rows_so_far(out), given.dir if given.dir.exists() else REPOSITORY)
     with scratch(board.options) as folder:
         for mean in given.means:
             for launch in given.launches:
@@ -187,13 +280,8 @@ def main() -> None:
                     place = folder / f"{launch}-{way}-{mean:g}".replace(" ", "-")
                     one = train_and_kill(launch, way, mean, given.kills, place, given.seed)
                     print(one.line(), flush=True)
-                    board.notes.append(json.dumps(asdict(one)))
-                    board.add(f"{way}, {launch}, one in {mean:g} s", "ETTR", "x", [one.ettr])
-                    board.add(f"{way}, {launch}, one in {mean:g} s", "bound", "x", [one.bound])
-                    if way == "default":
-                        line = f"{launch}, one kill in {mean:g} s: below the bound by"
-                        board.at_most(line, one.bound - one.ettr, 0.02)
-    board.finish()
+                    keep(one, out)
+    finish(board)
 
 
 if __name__ == "__main__":
