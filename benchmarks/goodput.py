@@ -106,7 +106,8 @@ def train_and_kill(launch: str, way: str, mean: float, kills: int, folder: Path,
             command(launch, folder, way),
             stdout=output,
             stderr=output,
-            env=os.environ | OWN_STORE,
+            # Nothing from other rows, which fail at other rates: it starts from what a new user knows.
+            env=os.environ | OWN_STORE | {"XDG_CACHE_HOME": str(folder / "cache")},
             start_new_session=True,
         )
         lives: list[tuple[int, int, float]] = []  # records from, to, and when it was killed
