@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from holdfast.errors import SetupError
 from holdfast.jobs.deadline import GivenDeadline
 from holdfast.jobs.known_failures import what_is_known
 from holdfast.jobs.spot_machine import Spot
+from holdfast.jobs.torchrun import why_restarts_may_hang
 from holdfast.policy.belief import Hint
 from holdfast.policy.build import build_policy
 from holdfast.policy.convergence import ConvergenceSettings
@@ -48,6 +50,7 @@ from holdfast.stores.journal import read_events
 from holdfast.tiers.words import Tier, parse_tiers
 from holdfast.units import Every
 
+log = logging.getLogger("holdfast")
 _Items = TypeVar("_Items", bound=Iterator[Any])
 
 
@@ -176,6 +179,8 @@ class Run:
             )
             # Rank 0 decides, so nobody else needs the run's history.
             leads = team is None or team.leads
+            if leads and (why := why_restarts_may_hang(os.environ)) is not None:
+                log.warning("holdfast: %s", why)
             events = with_last_sign(read_events(self.path), store.uuid) if leads else []
             nodes = 1 if team is None else len(set(team.nodes))
             history = FailureHistory.from_events(events)

@@ -10,6 +10,7 @@ import shlex
 from dataclasses import dataclass
 
 from holdfast.errors import UsageError
+from holdfast.jobs.torchrun import OWN_STORE
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _DIRECTIVE_VALUE = re.compile(r"[^\s\"'`$\\#]+", re.ASCII)
@@ -153,6 +154,8 @@ def _work(plan: SbatchPlan) -> list[str]:
         ]
     return [
         "head=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)",
+        "# Or workers that torchrun restarts would look for their dead predecessors.",
+        f"export {OWN_STORE}=1",
         "# One torchrun on each node, restarting crashed workers itself. It must pass USR1 on, or the",
         "# warning would kill it, and it must not kill its workers while they write the last checkpoint.",
         "srun --kill-on-bad-exit=1 torchrun --max-restarts=3 \\",

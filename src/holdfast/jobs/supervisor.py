@@ -17,7 +17,7 @@ from typing import IO
 from holdfast.clock import Clock, SystemClock
 from holdfast.events import AttemptEnded, AttemptStarted, Event, SupervisorEnded, Warned
 from holdfast.jobs import deadline as deadlines
-from holdfast.jobs import exit_codes, heartbeat, plain
+from holdfast.jobs import exit_codes, heartbeat, plain, torchrun
 from holdfast.jobs.attempts import AttemptEnd, Evidence, Move, Tally, classify, got_on, next_move, signal_of
 from holdfast.jobs.halt import read_halt
 from holdfast.jobs.heartbeat import Beat, read_beat
@@ -115,6 +115,7 @@ class Supervisor:
         beats = folder / f"heartbeat-{attempt}"
         beats.touch(mode=0o600)
         environ = {**self._environ, heartbeat.VARIABLE: str(beats), plain.ATTEMPT: str(attempt)}
+        environ.setdefault(torchrun.OWN_STORE, "1")  # or its --max-restarts may hang
         if self._settings.deadline is not None:
             environ[deadlines.VARIABLE] = f"@{self._settings.deadline.at}"
         self._newest_before = self._checkpoint()
