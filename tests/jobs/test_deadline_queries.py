@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.jobs.deadline_queries import _session_began
 from holdfast.jobs.environment import detect
+from holdfast.jobs.plain import _session_began
 from holdfast.testing.fake_clock import FakeClock
 
 PBS = """Job Id: 12.server
@@ -80,7 +80,7 @@ def test_sge_counts_from_the_jobs_shell(commands) -> None:  # type: ignore[no-un
 
 def test_a_session_whose_shell_has_ended_counts_from_its_oldest_process(tmp_path: Path) -> None:
     # As in a container, where the leader is out of sight.
-    code = "from holdfast.jobs.deadline_queries import _session_began; print(_session_began())"
+    code = "from holdfast.jobs.plain import _session_began; print(_session_began())"
     answer = tmp_path / "answer"
     before = time.time()
     ends = f"{sys.executable} -c '{code}' > {answer}.part && mv {answer}.part {answer} & exit"

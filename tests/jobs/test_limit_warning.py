@@ -12,7 +12,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.engine.stopping import Stopping
 from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.limit_warning import announces_the_limit
-from holdfast.programs.stop_cost import StopCost
+from holdfast.programs.candidate import StopCost
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,7 @@ from holdfast.checkpoints.retain import Retention
 from holdfast.clock import SystemClock
 from holdfast.events import Event, RunStarted
 from holdfast.programs.candidate import FOLDER
-from holdfast.programs.generations import Generations
-from holdfast.programs.putting_back import SET_ASIDE
+from holdfast.programs.generations import SET_ASIDE, Generations
 from holdfast.programs.recipe import parse_recipe, prepare
 from holdfast.programs.recipe_driver import RecipeDriver
 from holdfast.stores.directory import CKPT, DirectoryStore
@@ -43,7 +42,9 @@ CHECK_LENGTH = "import os,sys; sys.exit(os.stat('state').st_size % 24)"
 class Killed:
     """A program under a recipe, with looks in quick succession instead of once a second."""
 
-    def __init__(self, folder: Path, way: str, said: str = "") -> None:
+    def __init__(
+        self, folder: Path, way: str, said: str = "", goal: int = GOAL, pause: float = PAUSE
+    ) -> None:
         self.work, self.store = folder / "work", DirectoryStore(folder / "run")
         self.work.mkdir()
         self.store.claim()
@@ -51,10 +52,11 @@ class Killed:
         writer = way.partition(",")[0]
         text = 'checkpoint = ["state*"]\nrestart = ["--resume"]\ncomplete_files = ["result"]\n'
         self.recipe = parse_recipe(text + said.replace("{length}", CHECK_LENGTH), "mine")
-        command = [sys.executable, "-S", "-E", str(WRITER), writer, str(GOAL), str(PAUSE)]
+        command = [sys.executable, "-S", "-E", str(WRITER), writer, str(goal), str(pause)]
         self.prepared = prepare(self.recipe, command)
 
-    def attempt(self, kill_after: float | None) -> int:
+    def attempt(self, kill_after: float | None, once: Callable[[], bool] = lambda: True) -> int:
+        """Killed `kill_after` seconds after its first file is there and `once` is true."""
         generations = Generations(self.store, SystemClock(), self.events.append, Retention(latest=2))
         driver = RecipeDriver(
             self.recipe, self.prepared, generations, self.work, SystemClock(), self.events.append,
@@ -65,7 +67,7 @@ class Killed:
         program = subprocess.Popen(command, cwd=self.work)
         end: float | None = None
         while program.poll() is None:
-            if end is None and kill_after is not None and any(self.work.glob("state*")):
+            if end is None and kill_after is not None and any(self.work.glob("state*")) and once():
                 # From its first file on: how long a busy machine takes to start it is not the point.
                 end = time.monotonic() + kill_after
             if end is not None and time.monotonic() >= end:
@@ -122,23 +124,20 @@ def test_a_pause_in_the_middle_is_no_end(killed: Killed) -> None:
     assert all(len(text) % 24 == 0 for text in stored(killed)), stored(killed)
 
 
-@pytest.mark.parametrize("killed", ["two"], indirect=True)
 def test_two_files_without_a_sign_are_only_a_candidate(
-    killed: Killed, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    killed.attempt(0.8)
+    killed = Killed(tmp_path, "two", goal=1000, pause=1.0)
+    candidate = Path(killed.store.where) / FOLDER
+    killed.attempt(0.0, lambda: {"state", "state.second"} <= {path.name for path in candidate.glob("*")})
     assert stored(killed) == []
-    assert sorted(path.name for path in (Path(killed.store.where) / FOLDER).iterdir()) == [
-        "state",
-        "state.second",
-    ]
+    assert sorted(path.name for path in candidate.iterdir()) == ["state", "state.second"]
     assert caplog.text.count("--written-last") == 1, "said once"
     killed.attempt(0.3)
     assert "starting from the beginning" in caplog.text
-    assert sorted(path.name for path in (killed.work / SET_ASIDE / "1").iterdir()) == [
-        "state",
-        "state.second",
-    ]
+    set_aside = killed.work / SET_ASIDE / "1"
+    assert sorted(path.name for path in set_aside.iterdir()) == ["state", "state.second"]
+    killed.store.release()
 
 
 @pytest.mark.parametrize("killed", ["two, and which is the last"], indirect=True)

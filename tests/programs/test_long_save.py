@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.jobs.heartbeat import HeartbeatWriter, read_beat
-from holdfast.programs import long_save
-from holdfast.programs.long_save import signs_of_life
+from holdfast.programs import attempt as long_save
+from holdfast.programs.attempt import signs_of_life
 from holdfast.testing.fake_clock import FakeClock
 
 

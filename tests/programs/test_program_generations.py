@@ -11,8 +11,7 @@ from holdfast.checkpoints.retain import Retention
 from holdfast.clock import SystemClock
 from holdfast.errors import NoValidCheckpoint, SaveError, TornSnapshot
 from holdfast.events import CheckpointRejected, Event
-from holdfast.programs.generations import Generations
-from holdfast.programs.putting_back import SET_ASIDE
+from holdfast.programs.generations import SET_ASIDE, Generations
 from holdfast.stores.directory import CKPT, DirectoryStore
 
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.checkpoints.find import committed
 from holdfast.events import Event, Restored, RunEnded, SaveCommitted
 from holdfast.jobs.halt import HaltNote, clear_halt, write_halt
-from holdfast.programs.putting_back import SET_ASIDE
+from holdfast.programs.generations import SET_ASIDE
 from holdfast.programs.recipe_driver import suspects
 from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events

@@ -11,6 +11,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -18,17 +19,51 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.events import AttemptEnded, AttemptStarted, Event, SupervisorEnded, Warned
 from holdfast.jobs import deadline as deadlines
 from holdfast.jobs import exit_codes, heartbeat, plain, torchrun
-from holdfast.jobs.attempts import AttemptEnd, Evidence, Move, Tally, classify, got_on, next_move, signal_of
+from holdfast.jobs.attempts import (
+    AttemptEnd,
+    Evidence,
+    Move,
+    RestartRules,
+    Tally,
+    classify,
+    got_on,
+    next_move,
+    signal_of,
+)
+from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.halt import read_halt
 from holdfast.jobs.heartbeat import Beat, read_beat
 from holdfast.jobs.limit_warning import WARNINGS, announces_the_limit, warning_seconds
 from holdfast.jobs.permanent_errors import permanent_error
 from holdfast.jobs.standard_input import StandardInput
-from holdfast.jobs.supervisor_child import Child
+from holdfast.jobs.supervisor_child import STOP_SIGNALS, Child, as_passed_on, signals_blocked
 from holdfast.jobs.supervisor_memory import oom_kills
-from holdfast.jobs.supervisor_settings import Status, SupervisorSettings
-from holdfast.jobs.supervisor_signals import STOP_SIGNALS, as_passed_on, signals_blocked
-from holdfast.jobs.watchdog import Watchdog
+from holdfast.jobs.watchdog import HangLimits, Watchdog
+
+# ---- What a supervisor is told, and what it shows.
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    rules: RestartRules = field(default_factory=RestartRules)
+    hang: HangLimits = field(default_factory=HangLimits)
+    # After a stop was asked for: the command may still have to finish a step and a save.
+    grace: float = 600.0
+    deadline: WallDeadline | None = None
+    # The folder of the run, if the user names it; otherwise the training says it in its heartbeat.
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the live view shows."""
+
+    attempt: int
+    seconds: float
+    restarts: int
+    beat: Beat | None
+    pausing: float | None = None
+
 
 __all__ = ["Status", "Supervisor", "SupervisorSettings"]
 

@@ -6,11 +6,13 @@ nothing here knows about recipes or DMTCP.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -28,12 +30,10 @@ from holdfast.jobs.exit_codes import (
     PLEASE_RUN_AGAIN,
 )
 from holdfast.jobs.halt import SAYS_HALTED, read_halt
-from holdfast.jobs.heartbeat import HeartbeatWriter
+from holdfast.jobs.heartbeat import SECONDS_BETWEEN, HeartbeatWriter
 from holdfast.jobs.limit_warning import announces_the_limit
-from holdfast.jobs.supervisor_child import Child
-from holdfast.jobs.supervisor_signals import STOP_SIGNALS, signals_blocked
+from holdfast.jobs.supervisor_child import STOP_SIGNALS, Child, signals_blocked
 from holdfast.programs.generations import Generations
-from holdfast.programs.long_save import signs_of_life
 
 log = logging.getLogger("holdfast")
 LOOK_SECONDS = 1.0
@@ -245,3 +245,31 @@ class Attempt:
     def _warn(self, message: str) -> None:
         log.warning("holdfast: %s", message)
         self._emit(Warned(time=self._clock.wall(), message=message))
+
+
+# ---- Signs of life while a save takes its time: gigabytes of a program's memory may need many minutes.
+#
+# Bounded: a save that never ends must look like the hang that it is.
+
+
+@contextlib.contextmanager
+def signs_of_life(heartbeat: HeartbeatWriter, clock: Clock, step: int, limit: float) -> Iterator[None]:
+    """Beat from a thread until the block ends, but not longer than `limit` seconds."""
+    if not heartbeat.is_watched:
+        yield
+        return
+    done = threading.Event()
+
+    def beat() -> None:
+        end = clock.monotonic() + limit
+        while not done.wait(SECONDS_BETWEEN) and (now := clock.monotonic()) < end:
+            heartbeat.beat(now, step)
+
+    thread = threading.Thread(target=beat, name="holdfast-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        # Before the next beat of the main thread: two writers would mix their counts.
+        done.set()
+        thread.join()

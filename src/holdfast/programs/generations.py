@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoints.completion import is_complete
-from holdfast.checkpoints.file_image import FileImage, FileSign
+from holdfast.checkpoints.file_image import FileImage, FileSign, is_inside, sign_of
 from holdfast.checkpoints.find import Found, committed
+from holdfast.checkpoints.read import open_checked
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify, verify_surely
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
@@ -18,11 +21,55 @@ from holdfast.clock import Clock
 from holdfast.engine.tiers_of_run import TiersOfRun
 from holdfast.errors import NoValidCheckpoint, SaveError, StoreError, TornSnapshot
 from holdfast.events import CheckpointRejected, Emit, Pruned, SaveCommitted, Warned
-from holdfast.format.manifest import utc_text
-from holdfast.programs.generation import Generation, read_generation
-from holdfast.programs.putting_back import copy_out, put_back
+from holdfast.format.checksum import chunk_span, digest
+from holdfast.format.manifest import FileRecord, utc_text
 from holdfast.stores.base import Store
 from holdfast.stores.directory import CKPT, DirectoryStore
+
+# ---- One committed set of a program's files, as its manifest describes it.
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One committed set of files. `files` maps the program's own paths to what is stored for each."""
+
+    found: Found
+    files: Mapping[str, StoredAs]
+
+    @property
+    def name(self) -> str:
+        return str(self.found.name)
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self.found.manifest.values if self.found.manifest else {}
+
+
+@dataclass(frozen=True)
+class StoredAs:
+    record: FileRecord
+    mode: int
+    mtime_ns: int
+
+
+def read_generation(found: Found) -> Generation | None:
+    """What the manifest says of its files; None if this is not a generation of a program's files."""
+    manifest = found.manifest
+    said = manifest.values.get("files") if manifest else None
+    if manifest is None or not isinstance(said, dict):
+        return None
+    files = {}
+    for record in manifest.files:
+        entry = said.get(record.name)
+        if not isinstance(entry, dict) or not is_inside(entry.get("path")):
+            return None
+        mode, mtime = entry.get("mode"), entry.get("mtime_ns")
+        if type(mode) is not int or type(mtime) is not int or mtime < 0:
+            return None
+        # Never more than the user's own bits: a manifest must not be able to make a file set-uid.
+        files[entry["path"]] = StoredAs(record, mode & 0o777, mtime)
+    return Generation(found, files)
+
 
 log = logging.getLogger("holdfast")
 
@@ -234,3 +281,85 @@ class _Guarded:
         if stop >= self.size:
             self._image.require_unchanged()
         return memory
+
+
+# ---- A stored generation back into the program's working folder. Nothing there is deleted: what must make
+# room is set aside.
+
+# A folder, and hidden: a file beside the others would match the patterns by which programs find their own.
+SET_ASIDE = ".holdfast-set-aside"
+PART = ".holdfast-part"
+
+
+def in_place(generation: Generation, folder: Path) -> bool:
+    """Whether the working folder holds exactly these bytes already."""
+    return all(_same_bytes(folder / name, stored.record) for name, stored in generation.files.items())
+
+
+def put_back(store: Store, generation: Generation, folder: Path, present: Collection[str]) -> list[str]:
+    """Make the files of `generation` the ones in `folder`; returns what was set aside to make room.
+
+    `present` are the program's files there now. One that the generation does not have would be taken for
+    its newest checkpoint.
+    """
+    names = sorted({*present, *generation.files})
+    stored = generation.files
+    wrong = [one for one in names if one not in stored or not _same_bytes(folder / one, stored[one].record)]
+    aside = set_aside(folder, wrong)
+    for name in wrong:
+        if name in stored:
+            copy_out(store, generation, stored[name], folder / name)
+    return aside
+
+
+def set_aside(folder: Path, names: Collection[str]) -> list[str]:
+    """Move what is there of these into a folder of its own; returns where it lies now."""
+    there = [name for name in names if os.path.lexists(folder / name)]
+    if not there:
+        return []
+    number = 1
+    while (home := folder / SET_ASIDE / str(number)).exists():
+        number += 1
+    moved = []
+    for name in there:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / name, home / name)
+        moved.append(f"{SET_ASIDE}/{number}/{name}")
+    return moved
+
+
+def copy_out(store: Store, generation: Generation, stored: StoredAs, path: Path) -> None:
+    """One file of a verified generation to `path`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + PART)
+    record = stored.record
+    file = open_checked(store, generation.found, record)
+    try:
+        with open(part, "wb") as out:
+            for index in range(len(record.digests)):
+                start, stop = chunk_span(index, record.size, record.chunk_bytes)
+                chunk = memoryview(bytearray(stop - start))
+                file.read_into(start, chunk)
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+    finally:
+        file.close()
+    os.chmod(part, stored.mode)
+    os.utime(part, ns=(stored.mtime_ns, stored.mtime_ns))
+    os.replace(part, path)
+
+
+def _same_bytes(path: Path, record: FileRecord) -> bool:
+    sign = sign_of(path)
+    if sign is None or sign.size != record.size:
+        return False
+    image = FileImage(record.name, path)
+    try:
+        for index, expected in enumerate(record.digests):
+            start, stop = chunk_span(index, record.size, record.chunk_bytes)
+            if digest(image.view(start, stop)) != expected:
+                return False
+    finally:
+        image.close()
+    return True

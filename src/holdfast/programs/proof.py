@@ -6,15 +6,46 @@ nobody vouches for are at most a candidate (see `candidate`), which is never put
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import logging
+import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from holdfast.checkpoints.file_image import FileSign, sign_of
 from holdfast.errors import SaveError
-from holdfast.programs.open_files import are_being_written, on_one_machine
-from holdfast.programs.program_files import Signs, signs_of
+from holdfast.programs.generations import PART, SET_ASIDE
 from holdfast.programs.recipe import Prepared, Recipe
+
+# ---- The files that a program's checkpoint consists of: what the patterns name now, folders with all that is
+# in them.
+
+Signs = dict[str, FileSign]
+
+
+def signs_of(patterns: Sequence[str], folder: Path) -> Signs:
+    """Every plain file that is meant, by its path below `folder`. Links are passed over."""
+    found: Signs = {}
+    for pattern in patterns:
+        for name in sorted(glob.glob(pattern, root_dir=folder)):
+            for path in _files(os.path.normpath(name), folder):
+                sign = sign_of(folder / path)
+                if sign is not None:
+                    found[path] = sign
+    return found
+
+
+def _files(name: str, folder: Path) -> Iterator[str]:
+    if name.endswith(PART) or SET_ASIDE in Path(name).parts:
+        return
+    if not (folder / name).is_dir() or (folder / name).is_symlink():
+        yield name
+        return
+    for inside in sorted(os.listdir(folder / name)):
+        yield from _files(os.path.join(name, inside), folder)
+
 
 log = logging.getLogger("holdfast")
 CHECK_SECONDS = 600.0
@@ -120,3 +151,77 @@ class Proof:
             done.returncode, said[-1][:200] if said else "no reason given",
         )  # fmt: skip
         return None
+
+
+# ---- Whether somebody has a file open for writing, or maps it so: then what is in it may be half done.
+#
+# Looks at every process of this machine that it may look at, without stopping any: a program that is
+# frozen and continued sees some of its waits fail. The caller compares the files before and after; what
+# did not change meanwhile and was open nowhere was complete as far as the program's own closing says.
+
+_PROC = Path("/proc")
+Identity = tuple[int, int]
+
+
+def are_being_written(paths: Collection[Path]) -> bool | None:
+    """None where it cannot be told."""
+    if not (_PROC / "self" / "fd").is_dir():
+        return None
+    try:
+        wanted = {(found.st_dev, found.st_ino) for found in map(os.stat, paths)}
+    except OSError:
+        return None  # it is being replaced this moment
+    mine, unreadable = os.getpid(), set()
+    for process in _processes():
+        try:
+            if any(_writes(process, wanted)):
+                return True
+        except PermissionError:
+            unreadable.add(int(process.name))
+        except OSError:
+            continue  # it ended
+    # What others do is their own affair; a child that cannot be seen into may be the one that writes.
+    return None if any(_descends(pid, mine) for pid in unreadable) else False
+
+
+def on_one_machine(environ: Mapping[str, str]) -> bool:
+    """Whether everybody who could write is on this machine, as far as the scheduler says."""
+    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NHOSTS", "OMPI_MCA_orte_num_nodes"):
+        if environ.get(name, "1").isdecimal() and int(environ.get(name, "1")) > 1:
+            return False
+    if len(set(environ.get("LSB_HOSTS", "").split())) > 1:
+        return False
+    with contextlib.suppress(OSError, KeyError):
+        return len(set(Path(environ["PBS_NODEFILE"]).read_text().split())) <= 1
+    return True
+
+
+def _processes() -> Iterator[Path]:
+    return (entry for entry in _PROC.iterdir() if entry.name.isdecimal())
+
+
+def _writes(process: Path, wanted: Collection[Identity]) -> Iterator[bool]:
+    for number in os.listdir(process / "fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(process / "fd" / number)
+            if (found.st_dev, found.st_ino) in wanted:
+                yield _for_writing((process / "fdinfo" / number).read_text())
+    inodes = {inode for _, inode in wanted}
+    for line in (process / "maps").read_text(errors="replace").splitlines():
+        # address rights offset device inode path; devices are written in another way on some file systems
+        words = line.split(None, 5)
+        yield words[1][1] == "w" and words[1][3] == "s" and int(words[4]) in inodes
+
+
+def _for_writing(fdinfo: str) -> bool:
+    flags = next((line.split()[1] for line in fdinfo.splitlines() if line.startswith("flags:")), "0")
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1 and pid != ancestor:
+        try:
+            pid = int((_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return pid == ancestor

@@ -14,14 +14,10 @@ from holdfast.clock import Clock
 from holdfast.errors import SetupError, TornSnapshot
 from holdfast.events import Emit, Event, Restored, RunEnded, RunStarted, SaveCommitted, Warned
 from holdfast.jobs.supervisor_child import Child
-from holdfast.programs.candidate import Candidate
-from holdfast.programs.generation import Generation
-from holdfast.programs.generations import Generations
-from holdfast.programs.program_files import Signs, signs_of
-from holdfast.programs.proof import HINT, Proof
-from holdfast.programs.putting_back import in_place, set_aside
+from holdfast.programs.candidate import Candidate, StopCost
+from holdfast.programs.generations import Generation, Generations, in_place, set_aside
+from holdfast.programs.proof import HINT, Proof, Signs, signs_of
 from holdfast.programs.recipe import Prepared, Recipe
-from holdfast.programs.stop_cost import StopCost
 
 log = logging.getLogger("holdfast")
 # A program that failed this often right after starting from a generation cannot use it.

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import InternalError
-from holdfast.redundancy.cauchy import CELL_BYTES, CELL_GRANULE, Bytes, add_product
+from holdfast.redundancy import cauchy, isa_l_cauchy
+from holdfast.redundancy.cauchy import CELL_BYTES, CELL_GRANULE, Bytes
 from holdfast.redundancy.codes import Combination
 
 BytesLike = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -57,9 +58,12 @@ class BlockBuilder:
         self._awaited[block] -= len(source)
         column = self.combination.inputs.index(block)
         for target, row in zip(self._outputs, self.combination.coefficients, strict=True):
-            # Plain XOR knows the factors 0 and 1 only.
-            if row[column]:
-                add_product(target, source, row[column], offset, self._cell_bytes)
+            if row[column] == 0:
+                continue
+            if self.combination.code.name == "cauchy-bits":
+                cauchy.add_product(target, source, row[column], offset, self._cell_bytes)
+            else:
+                isa_l_cauchy.add_product(target, source, row[column], offset)
 
     def block(self, output: int) -> Bytes:
         """The finished block with number `output`."""
