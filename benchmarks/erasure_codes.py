@@ -9,7 +9,6 @@ import numpy as np
 
 from holdfast.redundancy.builder import BlockBuilder
 from holdfast.redundancy.codes import Code, CodeName, Combination
-from holdfast.redundancy.pyeclib_codes import PyeclibBuilder, can_build
 from options import parse_options
 from scoreboard import Scoreboard
 
@@ -19,11 +18,7 @@ SHAPES: list[tuple[CodeName, int, int]] = [
     ("cauchy-bits", 6, 2),
     ("cauchy-bits", 5, 3),
     ("cauchy-bits", 14, 2),
-    ("isa-l-cauchy", 6, 2),
-    ("isa-l-cauchy", 5, 3),
-    ("isa-l-cauchy", 14, 2),
 ]
-Builder = BlockBuilder | PyeclibBuilder
 Blocks = list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]
 
 
@@ -33,9 +28,9 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def combine(kind: type[Builder], combination: Combination, blocks: Blocks) -> list[bytes | memoryview]:
+def combine(combination: Combination, blocks: Blocks) -> list[bytes | memoryview]:
     """One window, from the first input to the last output, as a step of a plan does it."""
-    builder = kind(combination, WINDOW)
+    builder = BlockBuilder(combination, WINDOW)
     for block in combination.inputs:
         builder.add(block, blocks[block])
     return [builder.block(block).data for block in combination.outputs]
@@ -55,12 +50,8 @@ def contenders(blocks: Blocks) -> Iterable[tuple[str, str, int, Callable[[], obj
             f"rebuild {parity} of {data}+{parity}": code.combination(range(parity, data + parity), lost),
         }
         for what, combination in works.items():
-            kinds: list[tuple[str, type[Builder]]] = [(f"{name}, NumPy", BlockBuilder)]
-            if can_build(combination):
-                kinds.append((f"{name}, pyeclib", PyeclibBuilder))
-            for who, kind in kinds:
-                # The values do not matter to the speed, so any blocks may stand for those that are left.
-                yield who, what, data * WINDOW, lambda k=kind, c=combination: combine(k, c, blocks)
+            # The values do not matter to the speed, so any blocks may stand for those that are left.
+            yield f"{name}, NumPy", what, data * WINDOW, lambda c=combination: combine(c, blocks)
 
 
 def main() -> None:

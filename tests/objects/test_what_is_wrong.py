@@ -24,7 +24,6 @@ from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.locations import is_bucket, open_store
 from holdfast.stores.objects import ObjectStore
 from holdfast.stores.obstore_bucket import ObstoreBucket
-from holdfast.stores.s3_uploads import S3Uploads
 from holdfast.testing.object_servers import ObjectServer
 from holdfast.testing.store_contract import save
 
@@ -141,16 +140,6 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "holdfast.stores.obstore_bucket", raising=False)
     with pytest.raises(SetupError, match=r"pip install 'holdfast\[objects\]'"):
         open_store("s3://bucket/run")
-
-
-def test_uploads_are_swept_only_with_keys_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    assert S3Uploads.find("s3://b/p", {}) is None
-    keys = {"access_key_id": "a", "secret_access_key": "b"}
-    assert S3Uploads.find("gs://b/p", keys) is None
-    found = S3Uploads.find("s3://b/p", {**keys, "region": "eu-west-1"})
-    assert found is not None
-    assert found.endpoint == "https://s3.eu-west-1.amazonaws.com"
 
 
 def test_many_threads_read_one_file(weed: ObjectServer, prefix: str) -> None:

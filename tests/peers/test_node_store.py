@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.write import write_checkpoint
-from holdfast.errors import CorruptCheckpoint, StoreError, StoreFull, StoreNotFound
+from holdfast.errors import CorruptCheckpoint, InternalError, StoreError, StoreFull, StoreNotFound
 from holdfast.format.manifest import FileRecord
 from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.leftovers import sweep
 from holdfast.stores.node_store import NodeStore
+from holdfast.stores.posix import PosixIO
 from holdfast.testing.failing_io import FailingIO
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.memory_io import MemoryIO
@@ -136,6 +139,76 @@ def test_what_a_killed_process_was_writing_is_swept_by_the_next_one(tmp_path: Pa
     assert node.leftovers() == [name]
     node.abandon(name)
     assert names_in(tmp_path / "run" / "ckpt") == set()
+
+
+def test_what_is_settled_at_the_last_moment_is_not_taken_away(tmp_path: Path) -> None:
+    class SettledMeanwhile(PosixIO):
+        """Right before the first call that changes anything, another thread settles the place."""
+
+        settle: Callable[[], None] | None = None
+
+        def _meanwhile(self) -> None:
+            if self.settle is not None:
+                settle, self.settle = self.settle, None
+                settle()
+
+        def rename(self, parent: int, old: str, new: str) -> None:
+            self._meanwhile()
+            super().rename(parent, old, new)
+
+        def unlink(self, parent: int, name: str) -> None:
+            self._meanwhile()
+            super().unlink(parent, name)
+
+    origin = NodeStore(tmp_path / "origin", uuid=UUID)
+    name, image = str(save(origin, 4).name), image_of(4)
+    manifest, other = origin.manifest(name), NodeStore(tmp_path / "run", uuid=UUID)
+    other.put(name, image)
+    io = SettledMeanwhile()
+    io.settle = lambda: other.settle(name, manifest)
+    with pytest.raises(InternalError, match="is committed"):
+        NodeStore(tmp_path / "run", uuid=UUID, io=io).abandon(name)
+    [found] = committed(other)
+    assert read_files(other, found)[image.name] == image.view(0, image.size)
+
+
+def test_a_place_that_was_taken_away_while_it_was_filled_is_never_committed(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", uuid=UUID)
+    first, second = (image_of(1, name=f"r00000-{i:03d}.safetensors") for i in range(2))
+
+    class TakenAway(MemoryImage):
+        def view(self, start: int, stop: int) -> memoryview:
+            NodeStore(tmp_path / "run", uuid=UUID).abandon("e00000001-s000000000001-00000001")
+            return super().view(start, stop)
+
+    gone = TakenAway(first.name, bytes(first.view(0, first.size)))
+    for sources in ([gone, second], [second, gone]):
+        with pytest.raises(StoreError):
+            write_checkpoint(node, draft(1, nonce="00000001"), sources)
+        assert node.names() == []
+        assert names_in(tmp_path / "run" / "ckpt") == set()
+
+
+def test_a_retirement_that_was_killed_is_finished_by_the_next_sweep(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", uuid=UUID)
+    old, new = str(save(node, 1).name), str(save(node, 2).name)
+    place = tmp_path / "run" / "ckpt" / old
+    (place / "MANIFEST").rename(place / "MANIFEST.dead")
+    assert sweep(node) == [old]
+    assert names_in(tmp_path / "run" / "ckpt") == {new}
+
+
+def test_a_sweep_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "run", uuid=UUID)
+    name = str(draft(6).name)
+    for _ in range(2):
+        node.put(name, MemoryImage("a.bin", b"a"))
+        ckpt = tmp_path / "run" / "ckpt"
+        if not (ckpt / f"{name}.leaving").exists():
+            (ckpt / f"{name}.incoming").rename(ckpt / f"{name}.leaving")
+    assert names_in(ckpt) == {f"{name}.incoming", f"{name}.leaving"}
+    assert sweep(node) == [name]
+    assert names_in(ckpt) == set()
 
 
 def test_a_file_for_a_checkpoint_that_is_retired_meanwhile_is_refused(tmp_path: Path) -> None:

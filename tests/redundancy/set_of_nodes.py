@@ -20,11 +20,9 @@ class Node:
 
 
 class SetOfNodes:
-    """A protected set in memory. `code` and the sizes of cells and pages are small enough to see edges."""
+    """A protected set in memory. The sizes of cells and pages are small enough to see edges."""
 
-    def __init__(
-        self, scheme: str, file_sizes: list[list[int]], *, code: str | None = None, cell: int = 64
-    ) -> None:
+    def __init__(self, scheme: str, file_sizes: list[list[int]], *, cell: int = 64) -> None:
         chosen = parse_scheme(scheme)
         rng = np.random.default_rng(sum(map(sum, file_sizes)))
         self.nodes = {
@@ -33,7 +31,7 @@ class SetOfNodes:
         }
         self.record = ParityRecord(
             scheme=chosen,
-            code=code or default_code(chosen),  # type: ignore[arg-type]
+            code=default_code(chosen),
             members=tuple(
                 Member(name, tuple(MemberFile(file, len(data)) for file, data in node.files.items()))
                 for name, node in self.nodes.items()

@@ -2,17 +2,13 @@
 
 from itertools import combinations
 from math import comb
+from pathlib import Path
 
 import pytest
+from survival import survival_table, surviving_share, surviving_share_of_domains, unrecoverable
 
 from holdfast.redundancy.scheme import PARTNER, parse_scheme
 from holdfast.redundancy.sets import group_nodes
-from holdfast.redundancy.survival import (
-    survival_table,
-    surviving_share,
-    surviving_share_of_domains,
-    unrecoverable,
-)
 
 NODES = [str(number) for number in range(16)]
 
@@ -75,6 +71,11 @@ def test_a_sample_of_the_cases_comes_close_and_repeats_itself() -> None:
     # Four standard errors of 500 draws.
     assert abs(sampled - exact) < 0.09
     assert sampled == surviving_share_of_domains(grouping, {}, 3, most_cases=500)
+
+
+def test_the_table_of_the_documents_is_the_computed_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "redundancy.md").read_text()
+    assert survival_table(["single", "partner", "xor:4", "xor:8", "rs:6+2", "rs:5+3"], nodes=16) in text
 
 
 def test_the_table_as_people_read_it() -> None:

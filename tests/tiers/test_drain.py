@@ -21,6 +21,8 @@ from holdfast.events import Event, Flushed, FlushFailed, FlushSkipped, Pruned
 from holdfast.format.manifest import FileRecord
 from holdfast.stores.base import ImageSource
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.node_store import NodeStore
+from holdfast.testing.memory_image import MemoryImage
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.copying import Copier, SourceLost
 from holdfast.tiers.drain import Drain, FlushTier, Share
@@ -173,6 +175,27 @@ def test_a_full_target_gives_back_what_was_begun_there_and_never_finished(settin
     setting.save(2, drain)
     assert drain.stop(LIMIT) == []
     assert setting.steps() == [2]
+
+
+def test_at_the_end_what_other_nodes_have_already_brought_of_older_ones_stays(setting: Setting) -> None:
+    gate = Gate(setting.far)
+    drain = setting.drain(gate, retention=Retention())
+    setting.save(1, drain)
+    assert gate.begun.wait(LIMIT)
+    kept = save(setting.near, 2, keep="paper")
+    drain.committed(str(kept.name), kept.manifest)
+    setting.save(3, drain)
+    # Another node is ahead: it has copied its part of the older one, and has said so.
+    elsewhere = NodeStore(setting.far.where)
+    elsewhere.put(str(kept.name), MemoryImage("of-another-node.bin", b"its part"))
+    swept: list[str] = []
+    gate.sweep = swept.append  # type: ignore[method-assign]
+    [flusher] = drain.flushers
+    flusher.begin_stop()
+    gate.opened.set()
+    assert flusher.end_stop(LIMIT)
+    assert {2, 3} <= set(setting.steps())
+    assert swept == []
 
 
 def test_a_throttled_copy_gives_up_in_time_and_is_finished_by_the_next(setting: Setting) -> None:

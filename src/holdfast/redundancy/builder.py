@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import InternalError
-from holdfast.redundancy import cauchy, isa_l_cauchy
-from holdfast.redundancy.cauchy import CELL_BYTES, CELL_GRANULE, Bytes
+from holdfast.redundancy.cauchy import CELL_BYTES, CELL_GRANULE, Bytes, add_product
 from holdfast.redundancy.codes import Combination
 
 BytesLike = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -58,12 +57,9 @@ class BlockBuilder:
         self._awaited[block] -= len(source)
         column = self.combination.inputs.index(block)
         for target, row in zip(self._outputs, self.combination.coefficients, strict=True):
-            if row[column] == 0:
-                continue
-            if self.combination.code.name == "cauchy-bits":
-                cauchy.add_product(target, source, row[column], offset, self._cell_bytes)
-            else:
-                isa_l_cauchy.add_product(target, source, row[column], offset)
+            # Plain XOR knows the factors 0 and 1 only.
+            if row[column]:
+                add_product(target, source, row[column], offset, self._cell_bytes)
 
     def block(self, output: int) -> Bytes:
         """The finished block with number `output`."""

@@ -1,7 +1,7 @@
 """Which block follows from which: the codes by name, and how lost blocks are combined from others.
 
-The name is stored with the parity. Each code is decoded by NumPy alone, so no optional library is ever
-the reason that data is lost. Blocks 0..n-1 are data, n..n+k-1 are parity.
+The name is stored with the parity. NumPy alone decodes each of them: no optional library is ever the reason
+that data is lost. Blocks 0..n-1 are data, n..n+k-1 are parity.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Literal, get_args
 from holdfast.errors import RestoreError, SetupError
 from holdfast.redundancy.cauchy import cauchy_rows
 from holdfast.redundancy.galois import Matrix, dot, invert
-from holdfast.redundancy.isa_l_cauchy import isa_l_rows
 
-CodeName = Literal["copy", "xor", "cauchy-bits", "isa-l-cauchy"]
+CodeName = Literal["xor", "cauchy-bits"]
 CODE_NAMES: tuple[str, ...] = get_args(CodeName)
 
 
@@ -39,19 +38,15 @@ class Code:
     parity: int
 
     def __post_init__(self) -> None:
-        most_parity = {"copy": 1, "xor": 1}.get(self.name, 255)
+        most_parity = 1 if self.name == "xor" else 255
         if not (self.data >= 1 and 1 <= self.parity <= most_parity and self.data + self.parity <= 256):
             raise SetupError(f"the code {self.name} has no {self.data}+{self.parity} blocks")
-        if self.name == "copy" and self.data != 1:
-            raise SetupError(f"a copy is of one block, not of {self.data}")
 
     @property
     def rows(self) -> Matrix:
         """One row of coefficients per parity block."""
         if self.name == "cauchy-bits":
             return cauchy_rows(self.data, self.parity)
-        if self.name == "isa-l-cauchy":
-            return isa_l_rows(self.data, self.parity)
         return ((1,) * self.data,)
 
     def encoding(self, rows: Sequence[int] | None = None) -> Combination:

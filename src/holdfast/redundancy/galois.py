@@ -65,12 +65,6 @@ def invert(matrix: Sequence[Sequence[int]]) -> Matrix:
 
 
 @cache
-def product_table(factor: int) -> bytes:
-    """The products of `factor` with 0..255, for bytes.translate."""
-    return bytes(multiply(factor, value) for value in range(256))
-
-
-@cache
 def bit_matrix(factor: int) -> tuple[tuple[int, int], ...]:
     """(b, t) for each bit b of the input that goes into bit t of its product with `factor`."""
     return tuple((b, t) for b in range(8) for t in range(8) if multiply(factor, 1 << b) >> t & 1)

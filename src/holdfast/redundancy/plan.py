@@ -13,7 +13,6 @@ from math import lcm
 from holdfast.errors import RestoreError
 from holdfast.redundancy.builder import BlockBuilder
 from holdfast.redundancy.codes import Combination
-from holdfast.redundancy.pyeclib_codes import PyeclibBuilder, can_build
 from holdfast.redundancy.record import ParityRecord
 from holdfast.redundancy.stripes import Layout, Span
 
@@ -35,13 +34,11 @@ class Step:
     writes: tuple[Span, ...]
     cell_bytes: int
 
-    def builder(self) -> BlockBuilder | PyeclibBuilder:
+    def builder(self) -> BlockBuilder:
         lengths = {block: span.size for block, span in zip(self.combination.inputs, self.reads, strict=True)}
-        if can_build(self.combination):
-            return PyeclibBuilder(self.combination, self.size, lengths=lengths)
         return BlockBuilder(self.combination, self.size, lengths=lengths, cell_bytes=self.cell_bytes)
 
-    def output(self, builder: BlockBuilder | PyeclibBuilder, number: int) -> memoryview:
+    def output(self, builder: BlockBuilder, number: int) -> memoryview:
         """What to write to `writes[number]`."""
         return builder.block(self.combination.outputs[number]).data[: self.writes[number].size]
 
@@ -70,13 +67,12 @@ def plan_rebuild(
     *,
     damaged: Sequence[Span] = (),
     only: Collection[str] | None = None,
-    data_only: bool = False,
     window_bytes: int = WINDOW_BYTES,
 ) -> Iterator[Step]:
     """The steps that write the data and parity of the `lost` members anew, and mend `damaged` spans.
 
     Damage counts only where it lies: two members with damage in different places are both mended by XOR.
-    `only` names the members to rebuild, where not all are wanted; `data_only` leaves out their parity.
+    `only` names the members to rebuild, where not all are wanted.
     RestoreError, before the first step, if anything wanted cannot be had.
     """
     layout, code = Layout(record), record.block_code
@@ -88,8 +84,7 @@ def plan_rebuild(
         spans = [layout.span(stripe, block) for block in range(code.data + code.parity)]
         gone = {b for b in range(len(spans)) if layout.holder(stripe, b) in numbers}
         harmed = [(b, bad) for b, span in enumerate(spans) for bad in damaged if _overlap(span, bad)]
-        last = code.data if data_only else len(spans)
-        wanted_blocks = {b for b in range(last) if spans[b].member in wanted}
+        wanted_blocks = {b for b, span in enumerate(spans) if span.member in wanted}
         for start, stop in _windows(layout, stripe, window_bytes):
             missing = gone | {b for b, bad in harmed if _overlap(_cut(spans[b], start, stop), bad)}
             want = [b for b in sorted(missing & wanted_blocks) if _cut(spans[b], start, stop).size]

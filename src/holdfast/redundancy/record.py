@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 from holdfast.errors import CorruptCheckpoint, HoldfastError, SetupError
 from holdfast.redundancy.cauchy import CELL_BYTES, CELL_GRANULE
@@ -21,7 +21,8 @@ MAX_FILES = 1 << 20
 MAX_FILE_BYTES = 1 << 50
 # Pieces begin on pages, so that they can be read and written past the page cache.
 PAGE = 4096
-CODES_OF = {"partner": ("copy",), "xor": ("xor",), "rs": ("cauchy-bits", "isa-l-cauchy")}
+# A partner keeps plain copies of files, which need no record.
+CODE_OF: dict[str, CodeName] = {"xor": "xor", "rs": "cauchy-bits"}
 _COMPONENT = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NAME = re.compile(_COMPONENT, re.ASCII)
 # No component begins with a dot: a path cannot leave the folder it is taken from.
@@ -60,7 +61,7 @@ class ParityRecord:
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        if self.code not in CODES_OF.get(self.scheme.kind, ()):
+        if self.code != CODE_OF.get(self.scheme.kind):
             raise SetupError(f"the scheme {self.scheme} has no code {self.code!r}")
         names = [member.name for member in self.members]
         if len(names) < self.scheme.set_size or len(set(names)) != len(names):
@@ -76,8 +77,6 @@ class ParityRecord:
     @property
     def block_code(self) -> Code:
         """The code of one stripe."""
-        if self.code == "copy":
-            return Code("copy", 1, 1)
         return Code(self.code, len(self.members) - self.scheme.failures, self.scheme.failures)
 
     def to_json(self) -> dict[str, Any]:
@@ -95,10 +94,9 @@ class ParityRecord:
 
 
 def default_code(scheme: Scheme) -> CodeName:
-    """The code that NumPy computes fastest and that needs no library."""
-    if scheme.kind == "single":
-        raise SetupError("the scheme single stores no parity")
-    return cast(CodeName, CODES_OF[scheme.kind][0])
+    if scheme.kind not in CODE_OF:
+        raise SetupError(f"the scheme {scheme} stores no parity")
+    return CODE_OF[scheme.kind]
 
 
 def parse_record(raw: Any) -> ParityRecord:

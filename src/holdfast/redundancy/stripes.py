@@ -11,7 +11,6 @@ K+j places after r. So every member has data in n stripes and parity in K, each 
     piece 2    r=1       r=2       r=3       r=0
     parity     r=0       r=1       r=2       r=3
 
-A partner set is the same with stripes of two: block 0 is all of member r, the copy lies with member r+1.
 A parity block is as long as the longest data in its stripe, so nobody stores the padding of others.
 """
 
@@ -59,8 +58,6 @@ class Layout:
     @cached_property
     def piece_bytes(self) -> int:
         longest = max(member.size for member in self.record.members)
-        if self.record.code == "copy":
-            return longest
         return _round_up(-(-longest // self.record.block_code.data), self.record.align_bytes)
 
     @property
@@ -70,8 +67,6 @@ class Layout:
     def holder(self, stripe: int, block: int) -> int:
         """The number of the member that holds a block of a stripe."""
         code, count = self.record.block_code, len(self.record.members)
-        if self.record.code == "copy":
-            return (stripe + block) % count
         if block < code.data:
             return (stripe + code.parity + block) % count
         return (stripe + block - code.data) % count
@@ -93,8 +88,7 @@ class Layout:
 
     @cached_property
     def _stripe_bytes(self) -> tuple[int, ...]:
-        align = 1 if self.record.code == "copy" else self.record.align_bytes
-        data = range(self.record.block_code.data)
+        align, data = self.record.align_bytes, range(self.record.block_code.data)
         return tuple(_round_up(max(self.span(r, j).size for j in data), align) for r in self.stripes)
 
     def parity_bytes(self, member: str) -> int:
@@ -110,8 +104,7 @@ class Layout:
             yield self._stripe_of_parity(number, row), row
 
     def _stripe_of_parity(self, holder: int, row: int) -> int:
-        shift = 1 if self.record.code == "copy" else row
-        return (holder - shift) % len(self.record.members)
+        return (holder - row) % len(self.record.members)
 
     def number(self, member: str) -> int:
         for number, one in enumerate(self.record.members):

@@ -57,7 +57,3 @@ class Bucket(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Remove in any order. What is not there is no error."""
         ...
-
-    def abort_uploads(self, prefix: str) -> int:
-        """Give up unfinished uploads below `prefix`; how many. 0 where the server cannot be asked."""
-        ...

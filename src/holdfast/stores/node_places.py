@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 from holdfast.errors import StoreNotFound
 from holdfast.format.names import is_file_name, parse_checkpoint_name
-from holdfast.stores.directory import CKPT, DEAD, RECORDS
+from holdfast.stores.directory import CKPT, DEAD, MANIFEST, RECORDS
 from holdfast.stores.folders import Folders
 from holdfast.stores.identity import make_identity
 from holdfast.stores.io import StoreIO
 from holdfast.stores.node_parts import PART, is_left_behind
 from holdfast.stores.os_errors import store_errors
 
-INCOMING = ".incoming"
+INCOMING, LEAVING = ".incoming", ".leaving"
 
 
 class NodePlaces:
@@ -62,29 +62,86 @@ class NodePlaces:
                     self._io.make_directory(ckpt, checked(name) + INCOMING)
                 self._io.fsync_directory(ckpt)
 
-    def incoming(self) -> list[str]:
-        """The checkpoints whose places are being filled, or were when their writer died."""
+    def unsettled(self) -> list[str]:
+        """The checkpoints whose places are being filled, or were when their writer died; and those that were
+        being taken away."""
+        names = (
+            folder.removesuffix(INCOMING).removesuffix(LEAVING)
+            for folder in self._listed()
+            if folder.endswith((INCOMING, LEAVING))
+        )
+        return sorted({name for name in names if parse_checkpoint_name(name)})
+
+    def retired(self) -> list[str]:
+        """Those whose retirement was not finished."""
         try:
             with self.folders.inside(CKPT, doing="list checkpoints") as ckpt:
-                folders = self._io.list_names(ckpt)
+                return [name for name in self._io.list_names(ckpt) if self._has(ckpt, name, DEAD)]
         except StoreNotFound:
             return []
-        names = [folder.removesuffix(INCOMING) for folder in folders if folder.endswith(INCOMING)]
-        return [name for name in names if parse_checkpoint_name(name)]
 
-    def remove(self, folder: str) -> None:
-        with self.folders.inside(CKPT, doing=f"remove {folder}") as ckpt:
-            with self.folders.below(ckpt, folder) as place:
-                # The tombstone goes last: until then it says what the rest is.
-                for name in sorted(self._io.list_names(place), key=lambda name: name == DEAD):
-                    if name in RECORDS or is_file_name(name):
-                        self._io.unlink(place, name)
+    def is_committed(self, name: str) -> bool:
+        try:
+            with self.folders.inside(CKPT, doing=f"look for {name}") as ckpt:
+                return self._has(ckpt, name, MANIFEST) and not self._has(ckpt, name, DEAD)
+        except StoreNotFound:
+            return False
+
+    def take_away(self, name: str) -> bool:
+        """Remove what was begun and not settled, if anything.
+
+        It loses its name before its files: whoever still fills it cannot settle it any more, and what was
+        settled a moment ago has its own name and stays.
+        """
+        with self.folders.inside(CKPT, doing=f"remove {name}") as ckpt:
+            # Left by one who was killed here.
+            was_there = self._remove(ckpt, name + LEAVING)
             try:
-                self._io.remove_directory(ckpt, folder)
-            except OSError as error:
-                # Something foreign, or a file that somebody on NFS still reads: not ours to force.
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
+                self._io.rename(ckpt, name + INCOMING, name + LEAVING)
+            except FileNotFoundError:
+                return was_there
+            return self._remove(ckpt, name + LEAVING)
+
+    def remove_retired(self, name: str) -> None:
+        with self.folders.inside(CKPT, doing=f"remove {name}") as ckpt:
+            if self._has(ckpt, name, DEAD):
+                self._remove(ckpt, name)
+
+    def _remove(self, ckpt: int, folder: str) -> bool:
+        """False if there is none. The tombstone goes last, and stays while anything foreign does: until then
+        it says what the rest is."""
+        try:
+            with self.folders.below(ckpt, folder) as place:
+                names = self._io.list_names(place)
+                ours = [name for name in names if name in RECORDS or is_file_name(name)]
+                for name in sorted(ours, key=lambda name: name == DEAD):
+                    if name != DEAD or len(ours) == len(names):
+                        with contextlib.suppress(FileNotFoundError):
+                            self._io.unlink(place, name)
+            self._io.remove_directory(ckpt, folder)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            # Something foreign, or a file that somebody on NFS still reads: not ours to force.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        return True
+
+    def _listed(self) -> list[str]:
+        try:
+            with self.folders.inside(CKPT, doing="list checkpoints") as ckpt:
+                return self._io.list_names(ckpt)
+        except StoreNotFound:
+            return []
+
+    def _has(self, ckpt: int, name: str, record: str) -> bool:
+        if parse_checkpoint_name(name) is None:
+            return False
+        try:
+            with self.folders.below(ckpt, name) as place:
+                return self._io.kind(place, record) is not None
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def sweep_parts(self, place: int, being_written: set[str]) -> None:
         """What a killed process was writing."""

@@ -65,6 +65,7 @@ class NodeStore:
         self._makes_room = makes_room
         self._places = NodePlaces(self._io, self.where)
         self._being_written: set[str] = set()
+        self._in_progress: set[str] = set()
         self._last_listed: tuple[str, dict[str, FileRecord]] = ("", {})
 
     @property
@@ -114,7 +115,8 @@ class NodeStore:
             raise InternalError(f"{source.name!r} may not name a file of a checkpoint")
         # Whoever asks: what a committed manifest lists can only become what it says.
         expect = self._listed(name).get(source.name, expect)
-        if not self._places.is_there(name):
+        # What was begun here and is gone was taken away, with the files that were in it.
+        if name not in self._in_progress and not self._places.is_there(name):
             self._places.make_incoming(name, self._wanted_uuid)
         with self._places.inside(name, f"write {source.name} of {name}") as place:
             self._require_room(place, source.size, name)
@@ -195,34 +197,54 @@ class NodeStore:
     def begin(self, name: str, need_bytes: int) -> None:
         if self._places.is_there(name):
             raise StoreError(f"{name} is in {self.where} already", hint="names are never reused")
-        self._places.make_incoming(name, self._wanted_uuid)
-        with self._places.inside(name, f"begin {name}") as place:
-            self._require_room(place, need_bytes, name)
+        self._in_progress.add(name)
+        try:
+            self._places.make_incoming(name, self._wanted_uuid)
+            with self._places.inside(name, f"begin {name}") as place:
+                self._require_room(place, need_bytes, name)
+        except BaseException:
+            self._in_progress.discard(name)
+            raise
 
     def write(self, name: str, source: ImageSource) -> FileRecord:
         return self.put(name, source)
 
     def publish(self, name: str, manifest: bytes) -> None:
+        held = self.held(name)
+        for record in parse_manifest(manifest).files:
+            if held.get(record.name) != record.size:
+                raise StoreError(
+                    f"{record.name} of {name} is not in {self.where} any more",
+                    hint="somebody removes files there while they are written",
+                )
         self.settle(name, manifest)
+        self._in_progress.discard(name)
 
     def abandon(self, name: str) -> None:
-        """Remove a place that was never settled."""
-        if name in self.names():
-            raise InternalError(f"{name} in {self.where} is committed and cannot be abandoned")
-        for place in (name, name + INCOMING):
-            with contextlib.suppress(StoreNotFound):
-                self._places.remove(place)
+        """Remove a place that was never settled, or one whose retirement was not finished."""
+        self._in_progress.discard(name)
+        with contextlib.suppress(StoreNotFound):
+            if not self._places.take_away(name) and self._places.is_committed(name):
+                raise InternalError(f"{name} in {self.where} is committed and cannot be abandoned")
+            self._places.remove_retired(name)
+
+    def unsettled(self) -> list[str]:
+        """Places that were begun and never settled, or are being filled: the caller knows which."""
+        return self._places.unsettled()
 
     def leftovers(self) -> list[str]:
-        """Places that were begun and never settled, or are being filled right now."""
-        return self._places.incoming()
+        """Of those, what this process does not fill; and what was not retired to its end."""
+        # Before the listing and after it: what another thread begins or settles meanwhile is nobody's litter.
+        in_progress = frozenset(self._in_progress)
+        places = [*self._places.unsettled(), *self._places.retired()]
+        return [name for name in places if name not in in_progress | self._in_progress]
 
     def retire(self, name: str) -> None:
         with self._places.folders.inside(CKPT, checked(name), doing=f"retire {name}") as place:
             # Uncommit before the first byte goes.
             self._io.rename(place, MANIFEST, DEAD)
             self._io.fsync_directory(place)
-        self._places.remove(name)
+        self._places.remove_retired(name)
 
     # ---- how
 
@@ -262,7 +284,7 @@ class NodeStore:
         """What earlier attempts of the job began here and never settled: nobody will."""
         mine = parse_checkpoint_name(name)
         with contextlib.suppress(StoreError, InternalError):
-            for left in self.leftovers():
+            for left in self.unsettled():
                 other = parse_checkpoint_name(left)
                 if mine and other and other.writer_epoch < mine.writer_epoch:
                     self.abandon(left)

@@ -191,8 +191,6 @@ class ObjectStore:
     def _remove(self, name: str) -> None:
         """Manifest first, tombstone last. The tombstone stays while anything foreign does, or any doubt."""
         self._bucket.delete([_key(name, MANIFEST)])
-        with contextlib.suppress(StoreError):
-            self._bucket.abort_uploads(_key(name, ""))
         for _ in range(_DELETING_ROUNDS):
             inside = self._inside(name)
             # The marker goes after the data: while there is any, sweepers must see the place.
@@ -212,6 +210,8 @@ class ObjectStore:
 
     def leftovers(self) -> list[str]:
         """Unfinished places whose writer cannot come back, for `abandon`. Only the writer may ask."""
+        # Before the listing and after it: what another thread begins or commits meanwhile is nobody's litter.
+        in_progress = frozenset(self._in_progress)
         places = [
             self._look_unfinished(name, inside)
             for name, inside in self._places().items()
@@ -224,7 +224,7 @@ class ObjectStore:
             if is_abandoned(
                 place,
                 my_epoch=self.writer_epoch,
-                in_progress=frozenset(self._in_progress),
+                in_progress=in_progress | self._in_progress,
                 unchanged_seconds=unchanged[place.name],
                 grace_seconds=self._grace_seconds,
             )

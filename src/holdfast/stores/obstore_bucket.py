@@ -17,7 +17,6 @@ from holdfast.errors import SetupError, StoreError, StoreNotFound, StoreUnavaila
 from holdfast.stores.bucket import ObjectState
 from holdfast.stores.obstore_errors import NOT_PARTIAL, bucket_error
 from holdfast.stores.patience import Patience
-from holdfast.stores.s3_uploads import S3Uploads
 
 T = TypeVar("T")
 # Its stubs change from release to release; what we call has not.
@@ -34,7 +33,6 @@ class ObstoreBucket:
     def __init__(self, url: str, *, patience: Patience | None = None, **options: Any) -> None:
         self.where = url
         self._patience = patience or Patience()
-        self._uploads = S3Uploads.find(url, options)
         try:
             self._store: Any = _obstore.store.from_url(
                 url,
@@ -94,9 +92,6 @@ class ObstoreBucket:
         except StoreNotFound as error:
             if error.hint is not None:
                 raise
-
-    def abort_uploads(self, prefix: str) -> int:
-        return self._uploads.abort(prefix) if self._uploads is not None else 0
 
     # ---- what may not
 

@@ -14,6 +14,7 @@ from holdfast.checkpoints.read import newest_valid, read_files
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.errors import HoldfastError, StoreError, StoreNotFound
 from holdfast.stores.base import Store
+from holdfast.stores.leftovers import sweep
 from holdfast.testing.memory_image import MemoryImage, image_of
 
 
@@ -75,6 +76,18 @@ class StoreContract:
         store.abandon(name)
         assert store.names() == []
 
+    def test_what_is_being_written_is_not_swept(self, tmp_path: Path) -> None:
+        """Housekeeping has a thread of its own: it sweeps while the next checkpoint is being written."""
+        store = self.make_store(tmp_path)
+        save(store, 1)
+        sources = [_Sweeping(store, image_of(2, name=f"r00000-{i:03d}.safetensors")) for i in range(3)]
+        name = str(write_checkpoint(store, draft(2), sources).name)
+        assert [found for source in sources for found in source.swept] == []
+        assert name in store.names()
+        [found] = [one for one in committed(store) if str(one.name) == name]
+        assert len(read_files(store, found)) == 3
+        assert sweep(store) == []
+
     def test_a_name_is_never_used_twice(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path)
         first = draft(5, nonce="00000001")
@@ -125,6 +138,19 @@ class StoreContract:
             save(store, step, writer_epoch=epoch)
         order = [(found.name.writer_epoch, found.name.step) for found in committed(store)]
         assert order == [(2, 30), (2, 10), (1, 900), (1, 5)]
+
+
+class _Sweeping:
+    """Satisfies ImageSource: the store is swept in the middle of writing it."""
+
+    def __init__(self, store: Store, image: MemoryImage) -> None:
+        self.name, self.size, self.concurrent = image.name, image.size, False
+        self.swept: list[str] = []
+        self._store, self._image = store, image
+
+    def view(self, start: int, stop: int) -> memoryview:
+        self.swept += sweep(self._store)
+        return self._image.view(start, stop)
 
 
 def _must_raise(kind: type[BaseException], call: Any) -> None:

@@ -214,8 +214,9 @@ class Flusher:
             if self._cancel.is_set() or not self._due:
                 return None
             if self.tier.every is None:
-                # In their order, but of those that nobody keeps only the newest.
-                self._due = deque(n for n in self._due if n in self._pinned or n == self._due[-1])
+                # In their order, but of those that nobody keeps only the newest: at the end not the last.
+                newest = max(self._due)
+                self._due = deque(n for n in self._due if n in self._pinned or n == newest)
             return self._due[0]
 
     def _flush(self, name: str) -> None:
@@ -268,10 +269,13 @@ class Flusher:
             log.warning("holdfast: older copies in %s stay: %s", self.tier.name, error)
 
     def _sweep_before(self, name: str) -> None:
-        # Only where this process removes: other ranks may still be filling what they began.
+        # Only where this process removes: other ranks may still be filling what they began. And what is due
+        # will be gone on with: at the end the newest comes first, and other nodes may be ahead of this one.
         if self.tier.retention is not None:
+            with self._changed:
+                due = frozenset(self._due)
             for begun in self.tier.target.unsettled():
-                if begun < name:
+                if begun < name and begun not in due:
                     self.tier.target.sweep(begun)
 
     def _retired(self, name: str, why: str) -> None:

@@ -69,7 +69,7 @@ class FolderTarget:
         self._files.abandon(name)
 
     def unsettled(self) -> list[str]:
-        return self._files.leftovers()
+        return self._files.unsettled()
 
 
 class StoreTarget:

@@ -1,4 +1,4 @@
-"""What a job survives: which nodes' data is gone after a loss, and how often m lost nodes lose nothing."""
+"""The oracle: which nodes' data is gone after a loss, and how often m lost nodes lose nothing."""
 
 from __future__ import annotations
 
