@@ -19,7 +19,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_uninterrupted_run(
 ) -> None:
     seed = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 30)))
     command = [sys.executable, str(TRAINER), str(tmp_path), str(KILLS), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=5400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600 + 5 * KILLS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     print(result)

@@ -91,7 +91,7 @@ class Objects:
         _feed(digest, self.model.state_dict())
         _feed(digest, self.optimizer.state_dict())
         _feed(digest, self.scheduler.state_dict())
-        _feed(digest, random.getstate())
+        _feed(digest, repr(random.getstate()))
         numpy_state: Any = np.random.get_state(legacy=False)
         words = numpy_state["state"]
         _feed(digest, [words["key"].tobytes(), words["pos"], numpy_state["has_gauss"], numpy_state["gauss"]])
