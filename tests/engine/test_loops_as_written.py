@@ -249,6 +249,67 @@ def test_the_tail_of_an_epoch_is_not_done_again_on_a_state_that_has_it(tmp_path:
     assert pieced == alone[-len(pieced) :]
 
 
+@pytest.mark.parametrize("loop", ["batches", "without end_step", "before end_step", "steps"])
+def test_a_report_inside_an_epoch_saves_when_the_loop_comes_round(tmp_path: Path, loop: str) -> None:
+    """Averaged weights stand in for the model while it is validated, and the scheduler steps behind that."""
+
+    def body(path: Path, kill_behind: int | None) -> list[Any]:
+        work, seen = Work(), []
+        schedule = torch.optim.lr_scheduler.StepLR(work.optimizer, 1, 0.5)
+        with work.run(path, every="1000 steps", keep="latest 9, lowest 3 of loss", schedule=schedule) as run:
+
+            def one(x: torch.Tensor) -> None:
+                work.step(x)
+                if loop in ("batches", "steps"):
+                    run.end_step()
+                made = run.step + (loop in ("without end_step", "before end_step"))
+                if made % 4 == 0:
+                    with torch.no_grad():
+                        kept = [p.clone() for p in work.model.parameters()]
+                        work.model.weight.zero_()
+                        run.report(loss=10.0 - made)
+                        for p, value in zip(work.model.parameters(), kept, strict=True):
+                            p.copy_(value)
+                    schedule.step()
+                if loop == "before end_step":
+                    run.end_step()
+                seen.append((made, schedule.get_last_lr()[0], float(work.model.weight.detach().sum())))
+
+            if loop == "steps":
+                for step in run.steps(12):
+                    if step == kill_behind:
+                        raise Killed
+                    one(torch.full((2, 2), float(step)))
+            else:
+                for _ in run.epochs(2):
+                    for (x,) in run.batches(work.loader):
+                        if run.step == kill_behind:
+                            raise Killed
+                        one(x)
+        return seen
+
+    with pytest.raises(Killed):
+        body(tmp_path / "killed", 6)
+    [best] = [c for c in holdfast.checkpoints(tmp_path / "killed") if "loss" in c.metrics]
+    assert (best.step, best.metrics["loss"]) == (4, 6.0)
+    alone = body(tmp_path / "alone", None)
+    pieced = body(tmp_path / "killed", None)
+    assert len(pieced) == 8
+    assert pieced == alone[-len(pieced) :]
+
+
+def test_what_is_reported_at_the_last_step_of_all_is_kept(tmp_path: Path) -> None:
+    work = Work()
+    with work.run(tmp_path, every="3 steps", keep="latest 9, lowest of val") as run:
+        for (x,) in run.batches(work.loader):
+            work.step(x)
+            run.end_step()
+            if run.step == 3:
+                run.report(val=0.5)
+                break
+    assert 0.5 in [c.metrics.get("val") for c in holdfast.checkpoints(tmp_path)]
+
+
 def test_a_break_behind_a_step_neither_costs_nor_adds_one(tmp_path: Path) -> None:
     work = Work()
     with work.run(tmp_path) as run:

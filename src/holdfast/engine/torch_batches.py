@@ -96,7 +96,7 @@ class Pass:
         self._thread = threading.get_ident()
         self._is_inner = False
         self._taken_up_behind = feed.batches_done
-        self._step_at_batch = 0
+        self.step_at_batch = 0
         self._steps_at_begin = self._steps
         self.is_over = False
 
@@ -128,13 +128,13 @@ class Pass:
         self._is_inner = len(self._holding) > 0
         if not self._is_inner:
             session.boundary.batch_begins(is_trained_on=self._feed.trained_on)
-        self._step_at_batch = session.state.step
+        self.step_at_batch = session.state.step
         self._holding.add(self)
         return batch
 
     def _boundary(self) -> None:
         session, feed = self._session, self._feed
-        if not self._is_inner and session.state.step == self._step_at_batch:
+        if not self._is_inner and session.state.step == self.step_at_batch:
             session.boundary.batch_ended()
         if not feed.trained_on:
             # Validation is no place to save (averaged weights may stand in for the model) and is not cut
@@ -143,6 +143,7 @@ class Pass:
             return
         if session.boundary.stepped:
             session.end_step(None, {})
+        session.save_best()
         # Over a training set that is only evaluated there is nothing to take up, so that is not cut short.
         if self._steps != self._steps_at_begin and session.must_stop():
             self.is_over = True

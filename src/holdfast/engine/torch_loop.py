@@ -32,7 +32,8 @@ class Loop:
         # The epoch that training was in when it was interrupted, until that is over.
         self._interrupted: int | None = session.state.epoch if session.resumed else None
         self._looked_around = session.resumed is None
-        session.is_in_tail = lambda: self.in_epoch and not self._holding
+        self._in_steps = False
+        session.comes_round = self._comes_round
         # As restored, until training is where it was: see `_back_to`.
         self._streams = TrackedRandomness().take() if session.resumed else None
         self._audit: AuditLog | None = None
@@ -118,6 +119,13 @@ class Loop:
             say_if_counted_by_hand(self._session.state.step, feed.passes_done if feed else None)
         self._looked_around = True
 
+    def _comes_round(self) -> bool:
+        """Whether the loop asks us for something before it trains again. One that makes several steps on a
+        batch does not."""
+        made = self._session.state.step + self._session.boundary.stepped
+        several = any(made > one.step_at_batch + 1 for one in self._holding)
+        return (self.in_epoch or self._in_steps or len(self._holding) > 0) and not several
+
     def _stop_here(self) -> None:
         self._cut_short = True
 
@@ -141,9 +149,14 @@ class Loop:
         while state.step < count and not session.must_stop():
             before = state.step
             session.boundary.stepped = False
-            yield before
+            self._in_steps = True
+            try:
+                yield before
+            finally:
+                self._in_steps = False
             if state.step == before:
                 session.end_step(None, {})
+            session.save_best()
         state.is_complete = state.step >= count
 
     def endless_batches(self, count: int, loader: Any, name: str | None) -> Iterator[Any]:

@@ -95,9 +95,9 @@ class Session:
         self._store = store
         self._tracked = tracked
         self._best = retention.best
-        self._best_due: Decision | None = None
-        # Asked of the loop: are the batches of this epoch done, and the epoch is not?
-        self.is_in_tail: Callable[[], bool] = lambda: False
+        self._best_due: tuple[int, Decision] | None = None
+        # Asked of the loop: will it ask us for something before it trains again?
+        self.comes_round: Callable[[], bool] = lambda: False
         self._settings = settings
         self._clock = clock
         # One journal per run: rank 0's.
@@ -347,26 +347,35 @@ class Session:
 
     def report(self, metrics: dict[str, float]) -> None:
         """Numbers of the state as it is. Every rank reports; rank 0's are compared and recorded."""
-        self._reported.note(self.state.step, None, metrics)
+        # Between an optimizer step and its boundary the weights are those of the step that is under way.
+        step = self.state.step + self.boundary.stepped
+        self._reported.note(step, None, metrics)
         best, together = self._best, self.together
         if best is None or best.metric not in metrics:
             return
         decision = _FOLLOW
         if together is None or together.leads:
-            decision = best_so_far(best, self._reported.numbers(self.state.step), {self._first, self._store})
+            decision = best_so_far(best, self._reported.numbers(step), {self._first, self._store})
         if together is not None:
             decision = together.same_for_all("best so far", decision)
         if decision.save and self.boundary.is_here:
-            self._best_due = decision
-            if not self.is_in_tail():
+            self._best_due = step, decision
+            if not self.comes_round():
                 self.save_best()
 
     def save_best(self) -> None:
-        """What `report` asked for. Behind the batches of an epoch it waits for the epoch's end: averaged
-        weights may stand in for the model until then, and code that follows would be done twice after a
-        restart."""
-        decision, self._best_due = self._best_due, None
-        if decision is not None and self.boundary.is_here:
+        """What `report` asked for. Inside a loop of ours it waits until the loop comes round or the epoch
+        ends: averaged weights may stand in for the model until then, and code that follows would be done
+        twice after a restart, or never."""
+        due, self._best_due = self._best_due, None
+        if due is None:
+            return
+        step, decision = due
+        if step != self.state.step:
+            log.warning("holdfast: %s (step %d), but training went on before the loop came round, so "
+            "it is not saved; "
+            "call run.save_now() there", decision.reason, step)  # fmt: skip
+        elif self.boundary.is_here:
             self._obey(decision, self._clock.monotonic(), forced=True, by_name=True)
 
     def would_save(self) -> bool:
@@ -454,6 +463,7 @@ class Session:
             # The loop was left between an optimizer step and its boundary. The step was taken: it counts.
             self.state.step += 1
             self.boundary.stepped = False
+        self.save_best()
         if self.saves.is_saved or not self.stopping.wants_last_save:
             return
         if not at_boundary:
