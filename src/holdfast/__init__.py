@@ -14,6 +14,7 @@ from holdfast.errors import (
     SaveError,
     SetupError,
     StoreError,
+    torch_is_missing,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +56,12 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    try:
+        return getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise torch_is_missing(f"holdfast.{name}") from None
 
 
 def __dir__() -> list[str]:

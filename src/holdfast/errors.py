@@ -88,3 +88,7 @@ class StoreUnavailable(StoreError): ...
 
 
 class InternalError(HoldfastError): ...
+
+
+def torch_is_missing(what: str) -> SetupError:
+    return SetupError(f"{what} needs PyTorch, which is not installed", hint="pip install 'holdfast[torch]'")

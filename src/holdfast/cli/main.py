@@ -18,7 +18,7 @@ import holdfast
 from holdfast.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from holdfast.cli.json_output import print_json
 from holdfast.cli.terminal import clean
-from holdfast.errors import HoldfastError, InternalError, UsageError
+from holdfast.errors import HoldfastError, InternalError, UsageError, torch_is_missing
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo_cmd", "train, kill -9 in the middle of an epoch, resume, compare bit for bit"),
@@ -96,6 +96,11 @@ def _run(options: argparse.Namespace) -> int:
         if options.debug:
             raise
         return _explain(error, as_json=getattr(options, "json", False))
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch" or options.debug:
+            raise
+        said = torch_is_missing(f"holdfast {options.verb}")
+        return _explain(said, as_json=getattr(options, "json", False))
     except BrokenPipeError:
         # `holdfast list | head`: the reader has seen enough. Python would complain again at exit otherwise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
