@@ -83,6 +83,23 @@ class Seedable(RandomSampler):
         self.epoch += 1
 
 
+class Growing(Sampler[int]):
+    """The script says which epoch it is; more samples are let in as epochs go by."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return SIZE - 4 + 2 * min(self.epoch, 1)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(self.epoch))
+        return iter((order % SIZE).tolist())
+
+
 class OwnGenerator(Dataset[torch.Tensor]):
     """A dataset with a generator of its own."""
 
@@ -105,6 +122,19 @@ class Stream(IterableDataset[torch.Tensor]):
 
     def noise(self) -> list[float]:
         return [random.random(), float(torch.rand(()))] if get_worker_info() else []
+
+
+class Buffered(IterableDataset[torch.Tensor]):
+    """Shuffles in a buffer as samples come, with the generator of whoever reads."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        waiting: list[int] = []
+        for i in range(SIZE):
+            waiting.append(i)
+            if len(waiting) == 6:
+                yield torch.tensor([float(waiting.pop(random.randrange(6)))], dtype=torch.float64)
+        random.shuffle(waiting)
+        yield from (torch.tensor([float(i)], dtype=torch.float64) for i in waiting)
 
 
 class Resumable(Stream):
@@ -171,9 +201,12 @@ KINDS: dict[str, Callable[[int], DataLoader[Any]]] = {
     "distributed": loader(sampler=lambda: DistributedSampler(range(SIZE), 2, 1, seed=3)),
     "eager": loader(sampler=Eager),
     "own list": loader(sampler=OwnList),
+    "set epoch": loader(sampler=Growing),
+    "seeded per epoch": loader(shuffle=True, generator=torch.Generator),
     "seedable": loader(sampler=Seedable),
     "dataset's own generator": loader(OwnGenerator, shuffle=True),
     "iterable": loader(Stream),
+    "iterable, shuffled in a buffer": loader(Buffered),
     "iterable, persistent": loader(Stream, persistent_workers=True),
     "iterable with state": loader(Resumable),
     "iterable with state, persistent": loader(Resumable, persistent_workers=True),
@@ -181,12 +214,21 @@ KINDS: dict[str, Callable[[int], DataLoader[Any]]] = {
 
 
 def step(batch: Any) -> tuple[bytes, float, float, float]:
-    """A step of training: it has the batch and draws from every stream."""
-    return batch.numpy().tobytes(), float(torch.rand(())), random.random(), float(np.random.rand())
+    """A step of training: it has the batch and draws from every stream, except that of one who shuffles."""
+    python = random.random() if batch.shape[-1] > 1 else 0.0
+    return batch.numpy().tobytes(), float(torch.rand(())), python, float(np.random.rand())
 
 
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+
+
+def prepare(loader: DataLoader[Any], epoch: int) -> None:
+    """What scripts write in front of an epoch's loop."""
+    if hasattr(loader.sampler, "set_epoch"):
+        loader.sampler.set_epoch(epoch)
+    if loader.generator is not None and loader.generator.initial_seed() != 9:
+        loader.generator.manual_seed(40 + epoch)
 
 
 def plain(build: Callable[[int], DataLoader[Any]], workers: int, seed: int = 0) -> list[Any]:
@@ -194,8 +236,7 @@ def plain(build: Callable[[int], DataLoader[Any]], workers: int, seed: int = 0) 
     loader = build(workers)
     seen = []
     for epoch in range(EPOCHS):
-        if hasattr(loader.sampler, "set_epoch"):
-            loader.sampler.set_epoch(epoch)
+        prepare(loader, epoch)
         seen += [step(batch) for batch in loader]
     return seen
 
@@ -206,29 +247,35 @@ def fed(
     kept: tuple[dict[str, Any], dict[str, Any]] | None = None,
     upto: int | None = None,
     seed: int = 0,
+    *,
+    between: bool = False,
 ) -> tuple[list[Any], tuple[dict[str, Any], dict[str, Any]]]:
-    """The same loop through a feed, from a checkpoint or from the beginning, up to so many batches."""
+    """The same loop through a feed, from a checkpoint or from the beginning, up to so many batches;
+    with `between`, to the end of the epoch that has the last of them."""
     seed_all(seed)
     loader = build(workers)
-    feed = Feed(loader, name="train", seed=None)
-    first = 0
     if kept is not None:
         torch.rand(3), random.random()  # a script draws on its way to the loop
-        feed.load_state_dict(kept[0])
-        put_back(kept[1])
-        first = kept[0]["position"]["epoch"]
+    feed: Feed | None = None
     seen: list[Any] = []
-    for epoch in range(first, EPOCHS):
-        if hasattr(loader.sampler, "set_epoch"):
-            loader.sampler.set_epoch(epoch)
+    at = kept[0]["position"] if kept else {"epoch": 0, "finished": False}
+    for epoch in range(at["epoch"] + at["finished"], EPOCHS):
+        prepare(loader, epoch)
+        if feed is None:  # a run makes it when the loop asks for it
+            feed = Feed(loader, name="train", seed=None)
+            if kept is not None:
+                feed.load_state_dict(kept[0])
+                put_back(kept[1])
         for batch in feed.batches(epoch):
             seen.append(step(batch))
-            if len(seen) == upto:
-                state = feed.state_dict(), marks()
-                feed.close()
-                return seen, state
+            if len(seen) == upto and not between:
+                break
+        if upto is not None and len(seen) >= upto:
+            break
+    assert feed is not None
+    state = feed.state_dict(), marks()
     feed.close()
-    return seen, (feed.state_dict(), marks())
+    return seen, state
 
 
 QUICK = {"shuffled", "persistent, generator", "own list", "replacement, generator", "iterable, persistent"}
@@ -253,6 +300,15 @@ def test_killed_anywhere_it_goes_on_as_the_bare_loop_would(kind: str, workers: i
         got, state = fed(KINDS[kind], workers, upto=point)
         rest, _ = fed(KINDS[kind], workers, state, seed=5)
         assert got + rest == whole, f"killed after batch {point}"
+
+
+@pytest.mark.parametrize(("kind", "workers"), CASES)
+def test_killed_between_two_epochs_it_begins_the_next_as_the_script_has_it(kind: str, workers: int) -> None:
+    whole = plain(KINDS[kind], workers)
+    for point in (1, len(whole) // 2):
+        got, state = fed(KINDS[kind], workers, upto=point, between=True)
+        rest, _ = fed(KINDS[kind], workers, state, seed=5)
+        assert got + rest == whole, f"killed behind the epoch of batch {point}"
 
 
 def test_the_seed_of_torch_decides_the_data() -> None:

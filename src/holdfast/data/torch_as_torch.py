@@ -34,6 +34,7 @@ from holdfast.data.torch_opened import FromWorkers, InProcess
 from holdfast.data.torch_plain_fetch import PlainFetch, States, Wanted
 from holdfast.data.torch_rebuild import Opening, Requests, rebuild
 from holdfast.data.torch_sampler_memory import SamplerMemory, SamplerRun
+from holdfast.data.torch_set_by_script import SetByScript
 from holdfast.data.torch_streams import STREAMS
 from holdfast.errors import IncompatibleState
 
@@ -75,6 +76,7 @@ class AsTorch:
         batched = loader.batch_sampler is not None
         self._fetch = PlainFetch(loader.dataset, loader.collate_fn, batched=batched)
         self._datasets = [] if loader.num_workers else held_by_dataset(loader.dataset)
+        self._set_by_script = SetByScript(self._decides)
         self._requests = Requests()
         self._opening = Opening(rebuild(loader, self._fetch, self._requests, loader.generator), loader)
         # Of the pass that is under way; what a checkpoint holds.
@@ -133,7 +135,12 @@ class AsTorch:
             "sampler": self._memory.take(),
             "dataset": {stream.name: stream.mark() for stream in self._datasets},
             "seeded": self._seeded,
+            "set_by_script": self._set_by_script.remember(),
         }
+
+    def _decides(self) -> dict[str, Any]:
+        """What a pass begins with, by name."""
+        return {**self._memory.by_name(), **{f"dataset.{s.name}": s.mark() for s in self._datasets}}
 
     def states(self) -> dict[str, States]:
         """Where the workers' streams stand behind the batches that were handed out."""
@@ -143,13 +150,26 @@ class AsTorch:
         if not kept:
             return
         self._kept = kept
+        newer = self._set_by_script.put_back(kept.get("set_by_script")) if self._is_behind(at) else set()
+        script = self._memory.take()
         if (order := kept["order"]) is not None and at.finished and order.get("lists"):
             # A sampler shuffles its own list when its pass begins: bring it to where that pass left it.
             self._hidden(lambda: self._take_up(order).take(1))
         self._memory.put_back(kept["sampler"])
+        self._memory.put_back(self._memory.only(script, newer))
         for stream in self._datasets:
-            if stream.name in kept["dataset"]:
+            if stream.name in kept["dataset"] and f"dataset.{stream.name}" not in newer:
                 stream.restore(kept["dataset"][stream.name])
+
+    def _is_behind(self, at: Position) -> bool:
+        """Whether nothing is left of the pass: what comes next is a pass that the script has prepared."""
+        try:
+            return at.finished or at.batches >= len(self)
+        except TypeError:
+            return at.finished
+
+    def pass_ended(self) -> None:
+        self._set_by_script.pass_ended()
 
     def begin_pass(self, left: Position | None) -> None:
         kept, self._order, self._seeded = self._kept, None, None
@@ -157,6 +177,7 @@ class AsTorch:
             self._kept = {**kept, "order": None, "seeded": None} if self._workers_stay(kept) else None
         if self._kept is None and not self._opening.is_running:
             self._workers, self._starts = {}, {}
+        self._set_by_script.pass_begins()
         self._say_if_repeated(left)
 
     def _workers_stay(self, kept: dict[str, Any]) -> bool:

@@ -208,6 +208,8 @@ class Feed:
 
     def _passed(self, at: Position, *, is_whole: bool) -> None:
         self._at = replace(at, finished=True)
+        if isinstance(self._source, AsTorch):
+            self._source.pass_ended()
         # One that was cut short is not whole, and the audit does not ask that it be.
         if self._audit is not None and is_whole:
             self._audit(replace(self._record(at, Turn([], at.consumed, 0)), ended=True))

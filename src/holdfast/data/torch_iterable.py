@@ -10,7 +10,6 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -166,8 +165,9 @@ class IterableStyle:
         if self._watch is not None:
             put_back(self._watch.begun)
         answers = self._answers(self._opening.again(base_seed), 0, at.consumed)
-        first = next(answers, None)
-        return answers if first is None else chain([first], answers)
+        # Not one batch further: that one is drawn from training's streams, which stand before it.
+        next(answers, None)
+        return answers
 
     def _watched(self, answers: Iterator[tuple[Turn, Any]]) -> Iterator[tuple[Turn, Any]]:
         watch = self._watch
@@ -242,6 +242,8 @@ class IterableStyle:
                 yield Turn([], consumed, 0), batch
             elif progress is not None:
                 progress.one_more()
+                if consumed == again and self._as_torch:
+                    yield Turn([], consumed, 0), None  # to `_read_again`, which throws it away
                 if consumed == again and marks:
                     # Unseeded samples drew from training's generators, which have been through this already.
                     for stream, mark in zip(STREAMS, marks, strict=True):

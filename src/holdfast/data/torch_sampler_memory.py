@@ -29,6 +29,7 @@ from holdfast.data.torch_streams import STREAMS, TORCH, Stream
 from holdfast.errors import IncompatibleState
 
 _NUMBERS = (bool, int, float, str)
+_PARTS = ("numbers", "generators")
 
 
 class SamplerMemory:
@@ -52,6 +53,21 @@ class SamplerMemory:
         if found:
             kept["generators"] = {path: generator_state(g) for path, g in found.items()}
         return kept
+
+    def by_name(self) -> dict[str, Any]:
+        """What `take` gives, part by part."""
+        kept = self.take()
+        parts = {f"{kind}.{path}": v for kind in _PARTS for path, v in kept.get(kind, {}).items()}
+        return {**parts, "state": kept["state"]} if "state" in kept else parts
+
+    @staticmethod
+    def only(kept: dict[str, Any], names: set[str]) -> dict[str, Any]:
+        """Of what `take` gave, the parts of these names."""
+        some = {
+            kind: {path: v for path, v in kept.get(kind, {}).items() if f"{kind}.{path}" in names}
+            for kind in _PARTS
+        }
+        return {**some, "state": kept["state"]} if "state" in names else some
 
     def put_back(self, kept: dict[str, Any]) -> None:
         if "state" in kept:
