@@ -27,7 +27,7 @@ from holdfast.stores.io import StoreIO
 from holdfast.stores.leftovers import GRACE_SECONDS, Unfinished, Watch, is_abandoned, sweep
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.owner import Owner, is_alive, this_process
-from holdfast.stores.ownership import refuse_planted
+from holdfast.stores.ownership import refuse_planted, say_open
 from holdfast.stores.posix import PosixIO
 from holdfast.stores.seat import WriterSeat
 from holdfast.stores.small_read import read_small
@@ -112,6 +112,7 @@ class DirectoryStore:
         with store_errors("claim", self.where), self._folders.root(create=True) as root:
             # Again: somebody may have made it since.
             refuse_planted(self.where)
+            say_open(self.where)
             me = this_process(utc_text(self._clock.wall()))
             if claims.is_earlier_generation(self._seat.newest(root, WRITERS), me, launch):
                 take_over = True

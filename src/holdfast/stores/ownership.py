@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 
 from holdfast.errors import StoreDenied
 from holdfast.stores.os_errors import store_errors
 
-TRUST = "HOLDFAST_TRUST"
+log = logging.getLogger("holdfast")
+TRUST, EVERYBODY = "HOLDFAST_TRUST", "everybody"
+_said: set[str] = set()
 # What a network file system makes of root.
 _NOBODY = 65534
 
@@ -62,26 +66,54 @@ def not_private(path: str) -> str | None:
 
 
 def refuse_planted(path: str) -> None:
-    """StoreDenied if a run's folder lies where anybody may make one (a sticky folder such as /tmp), and
-    another user did. HOLDFAST_TRUST names users whose folders are welcome, separated by commas."""
-    parent, name = os.path.split(os.path.realpath(path))
-    while name:
+    """StoreDenied if a run's folder lies where anybody may make one (such as /tmp), and another user did.
+    HOLDFAST_TRUST names users whose folders are welcome, separated by commas."""
+    for parent, folder in _steps_to(path):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            above, here = os.stat(parent), os.lstat(os.path.join(parent, name))
-            is_open = above.st_mode & stat.S_ISVTX and above.st_mode & 0o002
-            if is_open and here.st_uid not in _welcome():
-                owner, folder = _name(here.st_uid), os.path.join(parent, name)
+            above, here = os.stat(parent), os.lstat(folder)
+            if above.st_mode & stat.S_IWOTH and here.st_uid not in _welcome():
+                owner = _name(here.st_uid)
                 raise StoreDenied(
                     f"{folder} belongs to {owner}, and everybody can make folders in {parent}",
                     hint=f"use a folder of your own; if you trust {owner}, set {TRUST}={owner}",
                 )
-        parent, name = os.path.split(parent)
+
+
+def say_open(path: str) -> None:
+    """A warning, once, if everybody can put checkpoints into the run's folder, or another one in its place.
+
+    Not refused: volumes of containers are often made like that, and nobody else is there."""
+    if EVERYBODY in _trusted():
+        return
+    for parent, folder in [(os.path.realpath(path), ""), *_steps_to(path)]:
+        with contextlib.suppress(OSError):
+            mode = os.stat(parent).st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and parent not in _said:
+                _said.add(parent)
+                what = f"replace {folder}" if folder else "put checkpoints into it that this run resumes from"
+                log.warning(
+                    "holdfast: every user of this machine can change %s (mode %o), and so %s; chmod o-w it, or"
+                    " set %s=%s where nobody else is",
+                    parent, stat.S_IMODE(mode), what, TRUST, EVERYBODY,
+                )  # fmt: skip
+
+
+def _steps_to(path: str) -> Iterator[tuple[str, str]]:
+    """Every folder on the way to `path`, with its parent before it."""
+    folder = os.path.realpath(path)
+    while (parent := os.path.dirname(folder)) != folder:
+        yield parent, folder
+        folder = parent
+
+
+def _trusted() -> list[str]:
+    return [word for part in os.environ.get(TRUST, "").split(",") if (word := part.strip())]
 
 
 def _welcome() -> set[int]:
     mine = os.geteuid()
     welcome = {mine, 0} | ({_NOBODY} if mine == 0 else set())
-    for word in filter(None, (part.strip() for part in os.environ.get(TRUST, "").split(","))):
+    for word in _trusted():
         with contextlib.suppress(KeyError):
             welcome.add(int(word) if word.isdecimal() else pwd.getpwnam(word).pw_uid)
     return welcome
