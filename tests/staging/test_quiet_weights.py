@@ -128,3 +128,77 @@ def test_a_frozen_weight_that_moves_during_the_copy_tears_it_once(
                 assert handle.error is None
     for at in [c.step for c in holdfast.checkpoints(tmp_path) if c.step != 9]:
         assert torch.equal(holdfast.load_weights(tmp_path, step=at)["teacher.weight"], expected[at]), at
+
+
+def by_lerp(average: nn.Module, model: nn.Module) -> None:
+    with torch.no_grad():
+        for mine, new in zip(average.parameters(), model.parameters(), strict=True):
+            mine.lerp_(new, 0.1)
+
+
+def by_data(average: nn.Module, model: nn.Module) -> None:
+    for mine, new in zip(average.parameters(), model.parameters(), strict=True):
+        mine.data.mul_(0.9).add_(new.data, alpha=0.1)
+
+
+def by_torch_itself(average: nn.Module, model: nn.Module) -> None:
+    average.update_parameters(model)  # type: ignore[operator]
+
+
+Update = Callable[[nn.Module, nn.Module], None]
+
+
+@pytest.mark.parametrize("update", [by_lerp, by_data, by_torch_itself])
+def test_an_average_that_is_updated_behind_the_optimizer_is_not_copied_in_front_of_training(
+    tmp_path: Path, update: Update
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    if update is by_torch_itself:
+        average: nn.Module = torch.optim.swa_utils.AveragedModel(model)
+    else:
+        average = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+    tracked = {"model": model, "average": average, "opt": opt}
+    expected = {}
+    with holdfast.Run(tmp_path, every="1000 steps", copy="overlapped", keep=99, **tracked) as run:
+        for i in range(7):
+            model(torch.randn(2, WIDTH)).pow(2).mean().backward()
+            opt.step()
+            opt.zero_grad()
+            update(average, model)
+            run.end_step()
+            expected[run.step] = next(average.parameters()).detach().clone()
+            assert run.save_now().wait()
+            assert bool(copied_at_the_boundary(run)) == (i < 3), i
+    name = next(name for name, _ in average.named_parameters())
+    for at, weight in expected.items():
+        stored = holdfast.load_weights(tmp_path, at, "average")
+        assert torch.equal(stored[name], weight), at
+
+
+@pytest.mark.parametrize("update", [by_lerp, by_data])
+def test_an_average_that_the_forward_pass_moves_is_always_copied_at_the_boundary(
+    tmp_path: Path, update: Update
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH)
+    encoder = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracked = {"model": model, "encoder": encoder, "opt": opt}
+    expected = {}
+    with holdfast.Run(tmp_path, every="1000 steps", copy="overlapped", keep=99, **tracked) as run:
+        for _ in range(7):
+            update(encoder, model)
+            (model(torch.randn(2, WIDTH)) - encoder(torch.randn(2, WIDTH))).pow(2).mean().backward()
+            opt.step()
+            opt.zero_grad()
+            run.end_step()
+            expected[run.step] = encoder.weight.detach().clone()
+            handle = run.save_now()
+            assert copied_at_the_boundary(run)
+            # Not waited for: the next forward pass moves it while the save is under way.
+    assert handle.error is None
+    for checkpoint in holdfast.checkpoints(tmp_path):
+        stored = holdfast.load_weights(tmp_path, checkpoint.step, "encoder")["weight"]
+        assert torch.equal(stored, expected[checkpoint.step]), checkpoint.step

@@ -1,8 +1,9 @@
-"""Large tensors that no optimizer steps and that were the same at the last saves: frozen weights, a teacher.
+"""Large tensors that no optimizer steps and that nothing changes between a boundary and the next step: frozen
+weights, a teacher, an average of the weights that is updated right behind the optimizer.
 
 They are copied behind training like those that the fence protects, watched by their version and by a sample
-of their bytes. A momentum encoder, which is frozen as well and moved by the forward pass, is never the same
-at two saves and stays among those that are copied at the boundary.
+of their bytes. A momentum encoder, which is moved by the forward pass, is never the same at the next step as
+at the boundary and stays among those that are copied there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 # Below this a copy at the boundary costs less than to think about it.
 WORTH_IT_BYTES = 64 << 10
-# Saves at which it was as at the one before.
+# Saves behind which it stayed as it was until the next step, or until the next save.
 _BELIEVED = 2
 _SPOTS = 8
 _SPOT_BYTES = 16
@@ -26,8 +27,11 @@ _SPOT_BYTES = 16
 @dataclass
 class _Seen:
     tensor: weakref.ref[torch.Tensor]
+    held: weakref.ref[torch.Tensor]
     note: tuple[Any, ...]
     times: int = 0
+    # Whether it was the same when the next optimizer step began; None while none has.
+    stayed: bool | None = None
 
 
 class Quiet:
@@ -35,6 +39,22 @@ class Quiet:
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
+        self._awaits_step = False
+
+    def step_begins(self) -> None:
+        """The fence: the first step behind a save. Costs nothing at others."""
+        if not self._awaits_step:
+            return
+        self._awaits_step = False
+        for one in self._seen.values():
+            counter, tensor = one.tensor(), one.held()
+            if counter is None or tensor is None or not one.note:
+                continue
+            if one.times >= _BELIEVED:
+                # The snapshot itself compares the bytes.
+                one.stayed = one.note[:2] == (tensor._version, counter._version)
+            else:
+                one.stayed = one.note == _note(tensor, counter)
 
     def look(
         self, tensors: Sequence[torch.Tensor], counters: Mapping[int, torch.Tensor], among: Iterable[int]
@@ -47,10 +67,12 @@ class Quiet:
             counter = counters.get(i, tensor)
             note = _note(tensor, counter)
             last = self._seen.get(id(counter))
-            same = last is not None and last.tensor() is counter and last.note == note
-            times = last.times + 1 if same and last is not None and note else 0
-            seen[id(counter)] = _Seen(weakref.ref(counter), note, times)
-        self._seen = seen
+            times = 0
+            if note and last is not None and last.tensor() is counter:
+                stayed = last.note == note if last.stayed is None else last.stayed
+                times = last.times + 1 if stayed else 0
+            seen[id(counter)] = _Seen(weakref.ref(counter), weakref.ref(tensor), note, times)
+        self._seen, self._awaits_step = seen, bool(seen)
         return self.ids() != before
 
     def ids(self) -> set[int]:

@@ -137,6 +137,7 @@ class Snapshots:
     def hold_updates(self) -> None:
         """The fence, called before every optimizer step."""
         self.let_go()
+        self._quiet.step_begins()
         unfinished, self._unfinished = self._unfinished, []
         for snapshot in unfinished:
             snapshot.hold_updates()
