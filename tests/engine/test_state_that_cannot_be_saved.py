@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.two_tensor import TwoTensor
 
 import holdfast
 from holdfast.errors import SetupError
@@ -69,3 +73,19 @@ with holdfast.Run(sys.argv[1], model=model, every="1000 steps") as run:
     ended = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
     assert ended.returncode == 1
     assert "run['extras']['thing']" in ended.stderr
+
+
+def test_a_part_of_a_dtensor_that_is_made_of_several_tensors_is_refused_before_training(
+    tmp_path: Path,
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = torch.nn.Linear(4, 4, bias=False)
+        part = TwoTensor(torch.randn(4, 4), torch.randn(4, 4))
+        model.weight = torch.nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)]))
+        with pytest.raises(SetupError, match="a part of a DTensor that is itself a TwoTensor"):
+            with holdfast.Run(tmp_path, model=model):
+                pytest.fail("training must not begin")
+    finally:
+        dist.destroy_process_group()
