@@ -25,6 +25,7 @@ from holdfast.engine.node_protection import Protection, scheme_for
 from holdfast.engine.node_retention import tidy
 from holdfast.engine.node_rhythm import NodeRhythm
 from holdfast.engine.tier_words import say_fallback
+from holdfast.engine.tiers_of_run import only_in_memory
 from holdfast.engine.together import Together, told_by_leader
 from holdfast.engine.writers import OnNodes, Writer
 from holdfast.errors import HoldfastError
@@ -188,7 +189,7 @@ class NodeTiers:
 
     # ---- the end
 
-    def close(self, limit: float, *, durable: bool = False) -> None:
+    def close(self, limit: float, *, durable: bool = False) -> str | None:
         """`durable`: the last state is committed on all nodes; within `limit` it goes outward, too."""
         outward = False
         try:
@@ -208,6 +209,9 @@ class NodeTiers:
             # The run's own folder goes with the last of the nodes that share this machine.
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(self.nodes.mine.where))
+        if not durable or outward or self._tier.kind != "memory" or not self._copies:
+            return None
+        return only_in_memory([*self._copies.stores])
 
     def _bring_outward(self, limit: float) -> bool:
         """The newest checkpoint to every tier, or where there is none, protected. Whether it is there."""

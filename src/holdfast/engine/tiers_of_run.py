@@ -57,7 +57,9 @@ class Tiers(Protocol):
     def bytes_read(self, ladder: Ladder) -> dict[str, int]: ...
     def start_draining(self, emit: Emit, resumed_from: str | None = None) -> None: ...
     def committed(self, name: str, manifest: Manifest | None = None) -> None: ...
-    def close(self, limit: float, *, durable: bool = False) -> None: ...
+    def close(self, limit: float, *, durable: bool = False) -> str | None:
+        """Why the last state will not last, though it was committed: it is in memory alone."""
+        ...
 
 
 class TiersOfRun:
@@ -186,11 +188,14 @@ class TiersOfRun:
         # Of two that gave equally much, the nearer one's bytes were damaged.
         return max(reversed([tier.name for tier in ladder.tiers]), key=lambda name: read[name])
 
-    def close(self, limit: float, *, durable: bool = False) -> None:
+    def close(self, limit: float, *, durable: bool = False) -> str | None:
         """Bring the newest checkpoint outward within `limit` seconds. `durable`: the last state is committed,
         so nothing in memory is needed once that is done."""
+        only_memory = None
         if self._drain is not None:
             behind = self._drain.stop(limit)
+            if durable and self.first is self.memory and len(behind) == len(self._outer):
+                only_memory = only_in_memory(behind)
             durable = durable and not behind
             for tier in behind:
                 log.warning("holdfast: the newest checkpoint did not reach %s in time", tier)
@@ -201,6 +206,14 @@ class TiersOfRun:
                 log.warning("holdfast: checkpoints stay in memory: %s", error)
         for store in self._claimed:
             store.release()
+        return only_memory
+
+
+def only_in_memory(behind: Sequence[str]) -> str:
+    return (
+        f"it is in memory alone, for the last copy to {', '.join(behind)} failed; start the run again on this"
+        " node, or `holdfast rescue` its folder, before the node's memory is lost"
+    )
 
 
 def _refuse_what_one_process_cannot(tiers: Sequence[Tier]) -> None:

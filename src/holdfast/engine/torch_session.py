@@ -430,13 +430,21 @@ class Session:
                 log.error("holdfast: the last state (step %d) is not saved: %s", self.state.step, error)
         finally:
             ending = "error" if unsaved is not None else how
-            self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=ending, why=reason or ""))
             self._fence.remove()
             self.stopping.close()
             # A run that was told to stop has no time for it; the next one reads back and prunes.
             self._housekeeping.close(_READ_BACK_SECONDS if ending == "finished" else 0.0)
             if self._tiers is not None:
-                self._tiers.close(self._settings.wait_limit_seconds, durable=ending != "error")
+                in_vain = self._tiers.close(self._settings.wait_limit_seconds, durable=ending != "error")
+                if in_vain is not None and self.stopping.wants_last_save:
+                    unsaved, reason = (
+                        SaveError(f"the last state (step {self.state.step}) will not last: {in_vain}"),
+                        in_vain,
+                    )
+                    ending = "error"
+                    log.error("holdfast: %s", unsaved)
+            # Behind the last copies: who reads that it ended knows that nothing is to come.
+            self._emit(RunEnded(time=self._clock.wall(), step=self.state.step, how=ending, why=reason or ""))
             self._telemetry.flush()
             self.outputs.close()
             self._store.release()
