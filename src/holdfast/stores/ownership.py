@@ -92,8 +92,8 @@ def say_open(path: str) -> None:
                 _said.add(parent)
                 what = f"replace {folder}" if folder else "put checkpoints into it that this run resumes from"
                 log.warning(
-                    "holdfast: every user of this machine can change %s (mode %o), and so %s; chmod o-w it, or"
-                    " set %s=%s where nobody else is",
+                    "holdfast: every user of this machine can change %s (mode %o), and so %s; chmod o-w it,"
+                    " or set %s=%s where nobody else is",
                     parent, stat.S_IMODE(mode), what, TRUST, EVERYBODY,
                 )  # fmt: skip
 
