@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 
 from holdfast.policy.observation import SaveCost
@@ -16,6 +17,7 @@ from holdfast.policy.profile import Profile
 
 WARM_UP_STEPS = 3  # compilation, allocators, first-touch
 WINDOW = 255
+UNITS = 10**9  # of which a second has so many
 # A boundary this much later than usual is a pause (validation, a suspended process), not a slow step.
 PAUSE_STEPS = 10
 PAUSE_SECONDS = 1.0
@@ -62,30 +64,35 @@ class Smoothed:
 
 
 class StepTimes:
-    """Length of an undisturbed step: median for decisions, mean and deviation for comparing sums."""
+    """Length of an undisturbed step: median for decisions, mean and deviation for comparing sums.
+
+    Every step costs the same few microseconds: one number goes into a list that stays in order, and one out.
+    """
 
     __slots__ = (
         "_by_save",
         "_new",
+        "_ordered",
         "_pauses",
+        "_squares",
         "_sum",
         "_to_skip",
-        "_until_median",
         "_window",
-        "deviation",
         "typical",
     )
 
     def __init__(self, typical: float | None = None) -> None:
-        self._window: deque[float] = deque(maxlen=WINDOW)
-        self._sum = 0.0
+        self._window: deque[float] = deque()
+        self._ordered: list[float] = []
+        # Whole numbers of units: what is added and taken away again leaves no rounding behind, however many
+        # millions of steps there are.
+        self._sum = 0
+        self._squares = 0
         self._to_skip = WARM_UP_STEPS
-        self._until_median = 0
         self._pauses = 0
         self._new = 0
         self._by_save: deque[int] = deque(maxlen=REMEMBERED_SAVES)
         self.typical = typical
-        self.deviation = 0.0
 
     def is_pause(self, seconds: float) -> bool:
         typical = self.typical
@@ -95,41 +102,51 @@ class StepTimes:
         if self._to_skip:
             self._to_skip -= 1
             return
-        window = self._window
         if seconds > PAUSE_SECONDS and self.is_pause(seconds):
             self._pauses += 1
             if self._pauses < 4:
                 return
-            window.clear()  # not pauses: the steps themselves have become longer
-            self._sum, self._until_median = 0.0, 0
+            # Not pauses: the steps themselves have become longer.
+            self._window.clear()
+            self._ordered.clear()
+            self._sum = self._squares = 0
         self._pauses = 0
-        if len(window) == WINDOW:
-            self._sum -= window[0]
-        window.append(seconds)
-        self._sum += seconds
+        if len(self._window) == WINDOW:
+            self._forget_oldest()
+        self._window.append(seconds)
+        ordered = self._ordered
+        insort(ordered, seconds)
+        units = round(seconds * UNITS)
+        self._sum += units
+        self._squares += units * units
         self._new += 1
-        self._until_median -= 1
-        if self._until_median < 0:
-            ordered = sorted(window)
-            count = len(ordered)
-            self.typical = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-            self._sum = total = sum(window)  # so that rounding does not add up over millions of steps
-            mean = total / count
-            self.deviation = math.dist(ordered, [mean] * count) / math.sqrt(count)
-            self._until_median = count // 4
+        count = len(ordered)
+        self.typical = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+
+    def _forget_oldest(self) -> None:
+        oldest = self._window.popleft()
+        del self._ordered[bisect_left(self._ordered, oldest)]
+        units = round(oldest * UNITS)
+        self._sum -= units
+        self._squares -= units * units
 
     def save_measured(self) -> None:
         """A save has been compared with these steps; forget those that are many saves old."""
         self._by_save.append(self._new)
         self._new = 0
-        window = self._window
         if len(self._by_save) == REMEMBERED_SAVES:
-            for _ in range(len(window) - max(LEAST_REMEMBERED, sum(self._by_save))):
-                self._sum -= window.popleft()
+            for _ in range(len(self._window) - max(LEAST_REMEMBERED, sum(self._by_save))):
+                self._forget_oldest()
 
     @property
     def mean(self) -> float | None:
-        return self._sum / len(self._window) if len(self._window) >= 3 else None
+        count = len(self._window)
+        return self._sum / (count * UNITS) if count >= 3 else None
+
+    @property
+    def deviation(self) -> float:
+        count = len(self._window)
+        return math.sqrt(count * self._squares - self._sum * self._sum) / (count * UNITS) if count else 0.0
 
 
 class MeasuredCosts:
