@@ -8,6 +8,7 @@ failures of the whole job. Sources: Young 1974, Daly 2006, Saxena et al. 2024 (a
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 
 def young(cost: float, mtbf: float) -> float:
@@ -23,6 +24,7 @@ def daly(cost: float, mtbf: float) -> float:
     return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
 
 
+@lru_cache(maxsize=16)  # asked every second, for numbers that change every few minutes
 def exact(cost: float, mtbf: float) -> float:
     """The exact optimum under Poisson failures, M·(1 + W0(−exp(−1 − c/M))) with W0 Lambert's function."""
     u = cost / mtbf
