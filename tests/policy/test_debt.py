@@ -175,6 +175,18 @@ def test_physics_wins_over_max_loss_and_says_so() -> None:
     assert "cannot be kept" in bounds.conflict
 
 
+def test_a_budget_that_costs_more_than_it_saves_is_kept_and_said() -> None:
+    here = Situation(rate=1 / 30, cost=0.42, slowdown=0.0, persist=0.5, step=0.05)
+    capped = bounds_for("exact", here, budget=0.03)
+    assert capped.limit == "budget"
+    assert capped.interval == pytest.approx(0.42 / 0.03), "never above the budget"
+    assert 'with budget="9%"' in (capped.conflict or "")
+    assert bounds_for("exact", here, budget=0.09).conflict is None, "the one that it names is enough"
+    rare = Situation(rate=1 / 86400, cost=0.42, slowdown=0.0, persist=0.5, step=0.05)
+    assert bounds_for("exact", rare, budget=0.03).conflict is None
+    assert bounds_for("budget", here, budget=0.03).conflict is None, "CheckFreq's rule is the budget"
+
+
 def test_a_slow_persist_makes_the_interval_no_shorter_than_itself() -> None:
     here = Situation(rate=1 / (3.1 * HOUR), cost=0.5, slowdown=0.0, persist=120.0, step=1.0)
     assert bounds_for("young", here, budget=0.03).limit == "one persist at a time"

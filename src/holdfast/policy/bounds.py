@@ -13,6 +13,9 @@ from typing import Literal
 from holdfast.policy.intervals import availability_optimal, daly, exact, young
 from holdfast.units import format_seconds
 
+# Of all time: what a budget may cost before it is mentioned.
+WORTH_SAYING = 0.01
+
 Rule = Literal["exact", "young", "daly", "availability", "budget"]
 
 
@@ -81,9 +84,23 @@ def bounds_for(rule: Rule, here: Situation, *, budget: float, max_loss: float | 
                 f"and the budget is {100 * budget:.2g} %; max_loss wins"
             )
             shortest = min(shortest, longest)
+    elif rule != "budget" and physics < affordable and wanted < affordable:
+        conflict = _dear_budget(here, budget, max(wanted, physics), affordable)
     interval = min(max(wanted, shortest), longest)
     return Bounds(
         interval, shortest, longest, price, _limit(wanted, shortest, longest, here, affordable), conflict
+    )
+
+
+def _dear_budget(here: Situation, budget: float, wanted: float, affordable: float) -> str | None:
+    """A cap that the user set is kept. That it costs more than it saves is said."""
+    with_it, without = (here.cost / gap + here.rate * gap / 2 for gap in (affordable, wanted))
+    if with_it - without < WORTH_SAYING:
+        return None
+    return (
+        f"the budget of {100 * budget:.2g} % costs more than it saves: saves and lost work take about "
+        f"{100 * with_it:.0f} % of the time with it and {100 * without:.0f} % "
+        f'with budget="{math.ceil(100 * here.cost / wanted)}%"'
     )
 
 
