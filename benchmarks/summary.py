@@ -17,8 +17,8 @@ from scoreboard import show
 
 ORDER = (
     "stall", "slowdown", "durable_write", "restore", "small_costs", "policy_speed", "memory",
-    "raw_limits",
-    "checkfreq_budget", "interference", "goodput", "failure_injection", "data_overhead", "data_resume", "deadline",
+    "raw_limits", "checkfreq_budget", "interference", "goodput", "failure_injection", "data_overhead",
+    "data_resume", "deadline",
     "ranks_stall", "multi_level", "multi_level_restart", "cached_restart", "hot_restart", "ranks_protect",
     "ranks_restore", "memory_tier", "protect", "erasure_codes", "object_store",
 )  # fmt: skip
