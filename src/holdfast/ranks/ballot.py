@@ -88,10 +88,10 @@ class Ballot:
             self._ask(save, lambda store: store.delete(f"{old}/vote/{self.team.rank}"), kind)
 
     def _expect_the_others(self, save: str) -> None:
-        """What the ranks of this machine owe in this save, to be written in their name if they die. In that
+        """What the ranks that are watched owe in this save, to be written in their name if they die. In that
         of rank 0 no outcome: it may have committed."""
         vigil = self.team.vigil
-        died = _NO + b"it has died"
+        died = _NO + b"it has died, or its machine is gone"
         debts = {rank: {f"{_SCOPE}/{save}/vote/{rank}": died} for rank in vigil.watched}
         if 0 in debts:
             debts[0][f"{_SCOPE}/{save}/outcome"] = _DIED

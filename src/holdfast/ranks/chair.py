@@ -32,6 +32,7 @@ class Chair:
         self._world, self._clock, self._boundary, self._limit = team.world, clock, boundary, limit
         self._store = team.connect().scoped("agreement")
         self._deaths = team.connect()
+        self._vigil = team.vigil
         self._lead = Lead()
         self._stop: tuple[str, int] | None = None
         self._number = 0
@@ -136,7 +137,7 @@ class Chair:
 
     def _somebody_died(self) -> bool:
         """Whoever else is late is asked again; of the dead there is nothing to wait for."""
-        return self._deaths.check(["gone/any"])
+        return bool(self._vigil.gone) or self._deaths.check(["gone/any"])
 
     def _look(self) -> None:
         """Nothing is being settled: has somebody asked for a stop, or come back?"""

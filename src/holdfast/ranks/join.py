@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 from holdfast.clock import Clock
 from holdfast.errors import StoreUnavailable
+from holdfast.ranks.pulse import BEAT_SECONDS, SILENCE_SECONDS
 from holdfast.ranks.store import RankStore
 from holdfast.ranks.team import Team, rank_list
 
@@ -34,7 +35,10 @@ class Place:
     process: int | None = None
 
 
-def join(store: RankStore, clock: Clock, *, rank: int, world: int, place: Place, limit: float) -> Team:
+def join(
+    store: RankStore, clock: Clock, *, rank: int, world: int, place: Place, limit: float,
+    beat: float = BEAT_SECONDS, silence: float = SILENCE_SECONDS,
+) -> Team:  # fmt: skip
     """Every rank calls it with a store scoped to the run; returns when all of them have."""
     if rank == 0:
         session, places = _welcome(store, clock, world, place, limit)
@@ -49,9 +53,11 @@ def join(store: RankStore, clock: Clock, *, rank: int, world: int, place: Place,
         for other, at in enumerate(places)
         if at.process is not None and at.machine == place.machine and other != rank
     }
+    afar = [o for o, at in enumerate(places) if at.machine and place.machine and at.machine != place.machine]
     return Team(
-        store.scoped(session), rank=rank, world=world, nodes=nodes, local_rank=local_rank, beside=beside
-    )
+        store.scoped(session), rank=rank, world=world, nodes=nodes, local_rank=local_rank, beside=beside,
+        afar=afar, beat=beat, silence=silence,
+    )  # fmt: skip
 
 
 def node_names(places: Sequence[Place]) -> tuple[str, ...]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from holdfast.errors import InternalError, StoreUnavailable
 from holdfast.ranks.line import Line
+from holdfast.ranks.pulse import BEAT_SECONDS, SILENCE_SECONDS, Pulse
 from holdfast.ranks.store import RankStore
 from holdfast.ranks.vigil import Vigil
 
+log = logging.getLogger("holdfast")
 # How long rank 0 stays for the others when all is done.
 PART_SECONDS = 5.0
 _DIED = b"\0holdfast: it has died"
@@ -20,7 +23,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
 
 class Team:
     """The ranks of one Run. `nodes[r]` is the name of the machine that rank r runs on; `beside` are the
-    process ids of the others on this one.
+    process ids of the others on this one, `afar` the ranks of other machines.
 
     Every rank calls `share` and `gather` with the same keys equally often; one thread per rank does.
     """
@@ -34,13 +37,22 @@ class Team:
         nodes: Sequence[str],
         local_rank: int,
         beside: Mapping[int, int] | None = None,
+        afar: Sequence[int] = (),
+        beat: float = BEAT_SECONDS,
+        silence: float = SILENCE_SECONDS,
     ) -> None:
         self.rank, self.world, self.local_rank = rank, world, local_rank
         self.nodes = tuple(nodes)
         self._store = store
         self._line = Line(store)
         self._calls: Counter[str] = Counter()
-        self.vigil = Vigil(store.clone() if beside else store, beside or {})
+        listens_to = afar if self.leads else ()
+        self.vigil = Vigil(store.clone() if beside or listens_to else store, beside or {}, listens_to)
+        self._silence = silence
+        self._pulse: Pulse | None = None
+        if listens_to or (0 in afar and not self.leads):
+            # Rank 0 is nobody's to watch: the store goes with its machine, and that is noticed anyway.
+            self._pulse = Pulse(store.clone(), rank, listens_to, self._heard, beat=beat, silence=silence)
 
     @property
     def node(self) -> str:
@@ -113,7 +125,20 @@ class Team:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
+    def _heard(self, rank: int, is_silent: bool, is_ended: bool) -> None:
+        where = f"rank {rank} on {self.nodes[rank]}"
+        if is_silent and not is_ended:
+            log.warning(
+                "holdfast: nothing was heard of %s for %g s: its process has died, or its machine or network"
+                " is gone; it is not waited for", where, self._silence,
+            )  # fmt: skip
+        elif not is_ended:
+            log.warning("holdfast: %s is heard again", where)
+        self.vigil.heard(rank, is_silent)
+
     def close(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
         self.vigil.close()
         self._line.close()
 

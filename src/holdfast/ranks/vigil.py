@@ -1,8 +1,9 @@
-"""Which ranks of this machine have died, told to whoever waits for them.
+"""Which ranks have died, told to whoever waits for them.
 
 A process that was killed says nothing any more, and others would wait for its word until their limit. The
 kernel knows at once: every rank holds a descriptor of each process of its team on this machine. When one
 dies, what it owes the others (a vote, a place to write to) is written in its name, unless it had said it.
+Rank 0 does the same for ranks of other machines from which nothing is heard any more (`ranks/pulse.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ class Vigil:
     """`processes` are the others of this machine: rank and process id. Where the system has no descriptors of
     processes, nobody is ever known to have died."""
 
-    def __init__(self, store: RankStore, processes: Mapping[int, int]) -> None:
+    def __init__(self, store: RankStore, processes: Mapping[int, int], afar: Sequence[int] = ()) -> None:
+        """`afar` are ranks whose silence somebody tells of with `heard`."""
         self._store = store
+        self._afar = tuple(afar)
+        self._silent: set[int] = set()
         self._lock = threading.Lock()
         self._gone: set[int] = set()
         # By topic and rank: the keys it owes, and what is written there for it.
@@ -45,19 +49,28 @@ class Vigil:
 
     @property
     def gone(self) -> frozenset[int]:
-        """Ranks that are known to have died. Most know only those of their machine."""
+        """Ranks that are known to have died, or are silent. Most know only those of their machine."""
         with self._lock:
-            return frozenset(self._gone)
+            return frozenset(self._gone | self._silent)
 
     @property
     def watched(self) -> Sequence[int]:
-        return sorted(self._ranks.values())
+        return sorted({*self._ranks.values(), *self._afar})
+
+    def heard(self, rank: int, is_silent: bool) -> None:
+        """Nothing is heard of this rank any more, or something again."""
+        with self._lock:
+            (self._silent.add if is_silent else self._silent.discard)(rank)
+            owed = [keys[rank] for keys in self._owed.values() if rank in keys] if is_silent else []
+        for keys in owed:
+            self._pay(keys)
 
     def owe(self, topic: str, debts: Mapping[int, Mapping[str, bytes]]) -> None:
         """From now on these ranks owe these keys, and nothing else on this topic."""
         with self._lock:
             self._owed[topic] = {rank: dict(keys) for rank, keys in debts.items()}
-            late = {rank: self._owed[topic][rank] for rank in debts if rank in self._gone}
+            lost = self._gone | self._silent
+            late = {rank: self._owed[topic][rank] for rank in debts if rank in lost}
         for keys in late.values():
             self._pay(keys)
 
