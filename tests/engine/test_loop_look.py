@@ -112,9 +112,62 @@ def iterator(run: Any, model: Any, optimizer: Any) -> None:
         run.end_step(loss=step_on(model, optimizer))
 
 
+class World:
+    """As environments are: much of what moves in them nobody writes down."""
+
+    def __init__(self) -> None:
+        self.at, self.steps, self.returned = 0.0, 0, 0.0
+
+    def move(self) -> float:
+        self.at = 0.9 * self.at + 0.1
+        self.steps += 1
+        self.returned += self.at
+        return self.at
+
+
+def environment(run: Any, model: Any, optimizer: Any) -> None:
+    env = World()
+    for _ in run.steps(4):
+        env.move()
+        run.end_step(loss=step_on(model, optimizer))
+
+
+def copied(run: Any, model: Any, optimizer: Any) -> None:
+    kept = run.remember(sum=0.0, seen=[])
+    total, seen, extras = kept.sum, list(kept.seen), run.extras
+    for _ in run.steps(4):
+        loss = step_on(model, optimizer)
+        total += float(loss)
+        seen.append(float(loss))
+        kept.sum, kept.seen = total, list(seen)
+        extras["newest"] = float(loss)
+        run.end_step(loss=loss)
+
+
+class Epochs(torch.utils.data.Sampler[int]):
+    def __init__(self) -> None:
+        self.epoch, self.noise = 0, torch.Generator()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        return iter(torch.randperm(4, generator=self.noise).tolist())
+
+
+def sampler_of_ones_own(run: Any, model: Any, optimizer: Any) -> None:
+    sampler = Epochs()
+    loader = torch.utils.data.DataLoader(torch.arange(8.0), sampler=sampler)
+    for _ in run.epochs(2):
+        for _batch in run.batches(loader):
+            run.end_step(loss=step_on(model, optimizer))
+
+
 @pytest.mark.parametrize(
     ("loop", "names"),
     [
+        (environment, ["env"]), (copied, []), (sampler_of_ones_own, []),
         (sums, ["total", "history", "meter.total"]), (kept_sums, []), (remembered_sums, []), (zipped, []),
         (generator, ["noise"]),
         (bare_parameter, ["log_alpha", "alpha_opt"]), (read_directly, ["loader"]), (iterator, ["batches"]),

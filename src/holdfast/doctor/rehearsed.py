@@ -13,6 +13,8 @@ _KINDS = (
     "loader", "module", "optimizer", "scheduler", "scaler", "generator", "stateful", "iterator", "hidden",
     "value",
 )  # fmt: skip
+# State that is kept for its own sake, whether or not the next losses show it.
+_STATE = ("module", "optimizer", "scheduler", "scaler", "generator", "stateful")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,12 @@ def compare_resumed(
     lost = _lost(reference, resumed)
     found = _first_difference(reference, resumed, when, whole=whole)
     if found is None:
-        return None, lost
+        lasting = tuple(cause for cause in lost if _stays_lost(cause, reference, resumed))
+        if not lasting:
+            return None, lost
+        # Averaged weights, say, that the loop does not compute with: they are what somebody trains for.
+        step = min(steps_of(resumed))
+        return Difference(when, step, tuple(cause.name for cause in lasting), lasting), []
     causes = lost or list(lost_before) or list(_causes_in_step(found, reference, resumed))
     return Difference(found.when, found.step, found.things, tuple(causes)), []
 
@@ -195,6 +202,16 @@ def _lost(reference: Sequence[Record], resumed: Sequence[Record]) -> list[Cause]
         if causes:
             break
     return sorted(causes.values(), key=lambda cause: _KINDS.index(cause.kind))
+
+
+def _stays_lost(cause: Cause, reference: Sequence[Record], resumed: Sequence[Record]) -> bool:
+    """Whether a thing with a state of its own is another one to the end."""
+    last = max(steps_of(resumed).values(), key=lambda record: record["step"], default=None)
+    before = steps_of(reference).get(last["step"]) if last is not None else None
+    if cause.kind not in _STATE or last is None or before is None:
+        return False
+    now, was = last["things"].get(cause.name), before["things"].get(cause.name)
+    return now is not None and was is not None and now["mark"] != was["mark"]
 
 
 def _moving(reference: Sequence[Record]) -> set[str]:

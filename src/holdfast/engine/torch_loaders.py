@@ -33,7 +33,7 @@ class Loaders:
     @property
     def given(self) -> list[Any]:
         """The loaders as the user gave them."""
-        return list(self._owners.values())
+        return [loader for owner in self._owners.values() if (loader := owner()) is not None]
 
     def feed(self, loader: Any, name: str | None, *, limit: int | None = None, **options: Any) -> Feed:
         if limit is not None and limit < 1:

@@ -79,6 +79,8 @@ class Coverage:
         if kind == "optimizer":
             return self._has_optimizer(value)
         if kind in ("value", "hidden"):
+            if value is self._extras:
+                return True
             inside = {id(tensor) for tensor in _tensors_in(value, 4)}
             if inside and inside <= self._tensors:
                 return True
@@ -87,7 +89,7 @@ class Coverage:
 
     def _parts_of_data(self) -> list[Any]:
         """What the loaders that are read through the run consist of: their position is kept for them."""
-        names = ("dataset", "sampler", "batch_sampler", "generator", "collate_fn")
+        names = ("sampler", "batch_sampler", "generator", "collate_fn")
         return [
             part for loader in self.loaders() for n in names if (part := getattr(loader, n, None)) is not None
         ]
@@ -122,7 +124,10 @@ class Coverage:
         return any(_reaches(root, value, 3) for root in roots)
 
     def _feeds_a_loader(self, generator: Any) -> bool:
-        return any(_reaches(loader, generator, 3) for loader in self.loaders())
+        return any(
+            _reaches(loader, generator, 3) or _reaches(getattr(loader, "dataset", None), generator, 3)
+            for loader in self.loaders()
+        )
 
     def _is_extra(self, thing: Thing) -> bool:
         if thing.name.split(".")[-1] in self._extras:
@@ -189,11 +194,12 @@ class Look:
             kept = _without_value(thing) if has_graph else thing
             self._first.setdefault(name, (kept, sampled(thing.value)))
         self._said.update(u.name for u in new)
+        new = list(_as_wholes(new, things))
         self.found += new
         if new:
             log.warning("%s", message(new, self._made_at))
         for untracked in new:
-            if untracked.kind == "optimizer":
+            if untracked.kind == "optimizer" and untracked.name in things:
                 self._named(things[untracked.name].value)
 
     def _untracked(self, things: dict[str, Thing]) -> Iterator[Untracked]:
@@ -263,6 +269,26 @@ def fix_of(thing: Thing) -> str:
     if thing.kind == "value":
         return f"kept = run.remember({plain}=...) behind `with`, and kept.{plain} for {thing.name}"
     return f"Run(..., {plain}={thing.name})"
+
+
+def _as_wholes(found: Sequence[Untracked], things: Mapping[str, Thing]) -> Iterator[Untracked]:
+    """An object of which several plain attributes change (an environment, say) is named as one."""
+    parts: dict[str, list[Untracked]] = {}
+    for untracked in found:
+        owner = untracked.name.rpartition(".")[0]
+        whole = (
+            untracked.kind == "value" and owner not in ("", "self") and owner == things[untracked.name].owner
+        )
+        parts.setdefault(owner if whole else untracked.name, []).append(untracked)
+    for owner, several in parts.items():
+        if len(several) == 1:
+            yield several[0]
+            continue
+        first = several[0]
+        plain = owner.split(".")[-1]
+        fix = f"kept = run.remember({plain}={owner}) behind `with`, or Run(...) if it has a state_dict"
+        called = f"its {', '.join(u.name.rpartition('.')[2] for u in several)}"
+        yield Untracked(owner, "object", called, things[first.name].owner_place or first.place, fix)
 
 
 def _without_value(thing: Thing) -> Thing:

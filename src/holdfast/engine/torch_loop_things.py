@@ -47,6 +47,9 @@ class Thing:
     value: Any
     place: Place
     is_carried: bool = False
+    # The object that it is an attribute of, and where that is made.
+    owner: str = ""
+    owner_place: Place | None = None
 
     @property
     def called(self) -> str:
@@ -160,7 +163,8 @@ def _attributes(scope: Scope, name: str, value: Any, depth: int, seen: set[int])
         for thing in _expand(scope, full, item, depth + 1, seen):
             if thing.name == full and thing.kind == "value":
                 is_carried = thing.is_carried or attribute in updated
-                thing = Thing(full, "value", item, _place_of(type(value), attribute, scope), is_carried)
+                place = _place_of(type(value), attribute, scope)
+                thing = Thing(full, "value", item, place, is_carried, name, scope.made_at(name))
             yield thing
 
 
