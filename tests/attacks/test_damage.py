@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.checkpoints.find import Found, committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, StoreError
@@ -19,7 +18,7 @@ from holdfast.format.image import parse_image
 from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.memory_io import ROOT, MemoryIO, Tree
-from holdfast.testing.store_contract import draft
+from holdfast.testing.store_contract import draft, newest_valid
 
 TORTURE = bool(os.environ.get("HOLDFAST_TORTURE"))
 WEIGHTS, OPTIMIZER = "r00000-000.safetensors", "r00000-001.safetensors"

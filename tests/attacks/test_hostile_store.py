@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid, read_files
+from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.errors import CorruptCheckpoint, HoldfastError, StoreDenied, StoreError
 from holdfast.format.manifest import parse_manifest
 from holdfast.format.sealed import canonical_json, unseal
 from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.memory_image import image_of
-from holdfast.testing.store_contract import draft, save
+from holdfast.testing.store_contract import draft, newest_valid, save
 
 IMAGE = image_of(1).name
 

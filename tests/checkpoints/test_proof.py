@@ -7,7 +7,6 @@ import os
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.errors import NewerFormat, StoreUnavailable
 from holdfast.format.sealed import seal, unseal
@@ -16,7 +15,7 @@ from holdfast.stores.patience import Patience
 from holdfast.testing.forwarding_io import ForwardingIO
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import MemoryIO
-from holdfast.testing.store_contract import save
+from holdfast.testing.store_contract import newest_valid, save
 
 QUICK = Patience(attempts=5, first_pause=0.0)
 TRANSIENT = ("EIO", "ESTALE", "EMFILE", "ENFILE", "ETIMEDOUT", "EACCES", "EINTR")

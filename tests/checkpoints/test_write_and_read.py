@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.find import Found, committed, look
-from holdfast.checkpoints.read import allocate_pages, newest_valid, read_files
+from holdfast.checkpoints.read import allocate_pages, read_files
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.errors import CorruptCheckpoint, InternalError, RestoreError, SaveError
@@ -16,7 +16,7 @@ from holdfast.format.manifest import Parent
 from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.memory_io import MemoryIO
-from holdfast.testing.store_contract import draft, save
+from holdfast.testing.store_contract import draft, newest_valid, save
 
 CHUNK = 16 << 20
 

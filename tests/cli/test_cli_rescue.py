@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.cli.rescue import rescue
 from holdfast.stores.directory import DirectoryStore
+from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.memory_folder import default_root
 
 

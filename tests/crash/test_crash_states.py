@@ -10,7 +10,6 @@ import pytest
 from forgetful_io import ForgetfulIO
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import NoValidCheckpoint, StoreError
@@ -23,7 +22,7 @@ from holdfast.testing.crashing_io import CrashingIO, SimulatedCrash
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import MemoryIO
 from holdfast.testing.recording_io import Recording, RecordingIO
-from holdfast.testing.store_contract import save
+from holdfast.testing.store_contract import newest_valid, save
 
 IDENTITY = "00000000-0000-0000-0000-000000000000"
 TORTURE = bool(os.environ.get("HOLDFAST_TORTURE"))

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.verify import verify
 from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.memory_image import image_of
+from holdfast.testing.store_contract import newest_valid
 
 pytestmark = pytest.mark.system
 TRIALS = 1000 if os.environ.get("HOLDFAST_TORTURE") else 15

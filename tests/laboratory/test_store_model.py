@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.errors import HoldfastError, NoValidCheckpoint, StoreError
 from holdfast.stores.directory import DirectoryStore
@@ -18,7 +17,7 @@ from holdfast.testing.crashing_io import CrashingIO, SimulatedCrash
 from holdfast.testing.fake_clock import FakeClock
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import MemoryIO
-from holdfast.testing.store_contract import save
+from holdfast.testing.store_contract import newest_valid, save
 from holdfast.tiers.copying import Copier
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.named_tier import NamedTier

@@ -9,7 +9,7 @@ from quick_store import bucket_at, store_at
 
 from holdfast.checkpoints.completion import is_complete
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid, read_files
+from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import write_checkpoint
@@ -19,7 +19,7 @@ from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.object_writes import part_bytes
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.object_servers import ObjectServer
-from holdfast.testing.store_contract import draft, save
+from holdfast.testing.store_contract import draft, newest_valid, save
 
 
 def large_image(size: int = 2 * CHUNK_BYTES + 12345, *, concurrent: bool = True) -> MemoryImage:

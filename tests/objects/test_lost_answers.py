@@ -10,7 +10,7 @@ from hidden_uploads import hidden_uploads
 from quick_store import NO_RETRIES, QUICK, bucket_at, store_at
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid, read_files
+from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import StoreError, StoreUnavailable
@@ -21,7 +21,7 @@ from holdfast.stores.object_claims import ObjectClaims
 from holdfast.stores.object_writes import create_once
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.object_servers import ObjectServer
-from holdfast.testing.store_contract import draft, save
+from holdfast.testing.store_contract import draft, newest_valid, save
 
 TWO_PARTS = MemoryImage("two-parts.bin", os.urandom(CHUNK_BYTES + 1000))
 # Every request of one save of two files, in words.

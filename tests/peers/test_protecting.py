@@ -92,7 +92,7 @@ def test_damaged_data_is_never_protected_as_if_it_were_good(scheme: str) -> None
         partner = cluster.members.kept_for("node0") or "node1"
         damage(cluster.place(partner) / cluster.own_files(partner)[0], 9)
         before = cluster.near("node0").held(cluster.name)
-        with pytest.raises(RestoreError, match="does not match its digest"):
+        with pytest.raises(RestoreError, match="do not match their digest"):
             cluster.protect("node0")
         assert cluster.near("node0").held(cluster.name) == before
 

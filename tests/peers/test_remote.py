@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid, read_files
+from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.verify import verify
 from holdfast.clock import SystemClock
 from holdfast.errors import (
@@ -31,7 +31,7 @@ from holdfast.stores.serve import NodeServer
 from holdfast.stores.wire import MAX_HEADER_BYTES, VERSION, Channel, Seal
 from holdfast.stores.wire_handshake import PURPOSE_KEEPER, PURPOSE_STORE, introduce
 from holdfast.testing.memory_image import MemoryImage, image_of
-from holdfast.testing.store_contract import StoreContract, draft, save
+from holdfast.testing.store_contract import StoreContract, draft, newest_valid, save
 
 TOKEN = b"a secret of this run"
 UUID = "00000000-0000-4000-8000-000000000001"

@@ -15,7 +15,6 @@ from typing import Literal
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import HoldfastError, NoValidCheckpoint, StoreFull
@@ -24,7 +23,7 @@ from holdfast.stores.patience import Patience
 from holdfast.testing.failing_io import FailingIO
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import ROOT, MemoryIO, Tree
-from holdfast.testing.store_contract import save
+from holdfast.testing.store_contract import newest_valid, save
 
 Error = int | Literal["short"]
 NUMBERS = ("EIO", "ENOSPC", "EDQUOT", "EINTR", "EAGAIN", "ESTALE", "ENOENT", "EROFS")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.write import draft_manifest
 from holdfast.errors import Fenced, RunInUse, SetupError
@@ -20,7 +19,7 @@ from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.owner import Owner, is_alive, launch_of, this_process
 from holdfast.stores.posix import PosixIO
 from holdfast.testing.memory_image import image_of
-from holdfast.testing.store_contract import draft, save
+from holdfast.testing.store_contract import draft, newest_valid, save
 
 CHILD = """
     import sys

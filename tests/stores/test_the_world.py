@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.os_errors import store_error
 from holdfast.testing.memory_image import MemoryImage
-from holdfast.testing.store_contract import draft, save
+from holdfast.testing.store_contract import draft, newest_valid, save
 
 
 def big(step: int, size: int) -> MemoryImage:

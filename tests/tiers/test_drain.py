@@ -13,7 +13,6 @@ import pytest
 from tier_samples import CHUNK, UUID, content, copy_to, flip, place, save
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import SaveError, StoreFull
@@ -23,6 +22,7 @@ from holdfast.stores.base import ImageSource
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_store import NodeStore
 from holdfast.testing.memory_image import MemoryImage
+from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.copying import Copier, SourceLost
 from holdfast.tiers.drain import Drain, FlushTier, Share

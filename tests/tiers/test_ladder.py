@@ -7,7 +7,7 @@ import pytest
 from tier_samples import CHUNK, UUID, content, copy_to, directory, draft, flip, place, save, sources
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid, read_files
+from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import (
@@ -22,6 +22,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.patience import Patience
 from holdfast.testing.memory_image import image_of
+from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.ladder import Fallback, Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.named_tier import HoldersAway

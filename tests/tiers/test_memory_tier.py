@@ -11,12 +11,11 @@ import pytest
 from tier_samples import CHUNK, UUID, content, draft, flip, save, shm_root, sources
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import CorruptCheckpoint, Fenced, InternalError, RunInUse, StoreDenied, StoreFull
 from holdfast.stores.base import Store
 from holdfast.stores.owner import this_process
-from holdfast.testing.store_contract import StoreContract
+from holdfast.testing.store_contract import StoreContract, newest_valid
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import memory_folders, remove_folder, stale_folders, write_owner
 from holdfast.tiers.memory_slot import SharedMemory

@@ -9,12 +9,12 @@ import pytest
 from tier_samples import content, flip, save
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid
 from holdfast.errors import Fenced, RunInUse, SetupError
 from holdfast.format.manifest import parse_manifest
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_store import NodeStore
 from holdfast.testing.memory_image import MemoryImage
+from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import memory_folders

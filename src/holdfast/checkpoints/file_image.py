@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.checkpoints.verified import allocate_pages
 from holdfast.errors import TornSnapshot
-from holdfast.stores.base import PAGE
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ def is_inside(path: object) -> bool:
 
 
 class FileImage:
-    """Satisfies ImageSource. Holds the file open, so that a program may replace it meanwhile; a program that
-    writes into it instead is noticed by `require_unchanged`."""
+    """Satisfies ImageSource and StoredFile. Holds the file open, so that a program may replace it meanwhile;
+    one that writes into it instead is noticed by `require_unchanged`."""
 
     concurrent = True
 
@@ -58,14 +57,17 @@ class FileImage:
         return self.sign.size
 
     def view(self, start: int, stop: int) -> memoryview:
-        memory = memoryview(mmap.mmap(-1, max(-(-(stop - start) // PAGE) * PAGE, PAGE)))[: stop - start]
-        done, end = 0, min(stop, self.size) - start
-        while done < end:
-            got = os.preadv(self._file, [memory[done:end]], start + done)
+        memory = allocate_pages(stop - start)
+        self.read_into(start, memory[: min(stop, self.size) - start])
+        return memory
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        done = 0
+        while done < len(buffer):
+            got = os.preadv(self._file, [buffer[done:]], offset + done)
             if got == 0:
                 raise TornSnapshot(f"{self.path} became shorter while it was read")
             done += got
-        return memory
 
     def require_unchanged(self) -> None:
         """TornSnapshot if somebody wrote into the file since it was opened."""

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.read import (
-    FILES_AT_ONCE,
-    allocate_pages,
-    damaged_text,
-    is_checked,
-    open_checked,
-    require_manifest,
-)
+from holdfast.checkpoints.read import FILES_AT_ONCE, each_chunk, open_all, require_manifest
+from holdfast.checkpoints.verified import DamagedChunk, PageBuffer, VerifiedFile
 from holdfast.errors import CorruptCheckpoint
-from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.image import ImageLayout
-from holdfast.format.manifest import FileRecord
-from holdfast.stores.base import PAGE, Store, StoredFile
-from holdfast.stores.side_by_side import side_by_side
+from holdfast.stores.base import Store
 
 _LARGE = 64 << 10
 
@@ -105,57 +94,29 @@ def read_chunks(
     about damage names the tensors.
     """
     records = {record.name: record for record in require_manifest(found).files}
-    names = sorted({name for name, _ in chunks})
-    by_file: dict[str, list[Chunk]] = defaultdict(list)
-    for chunk in sorted(chunks):
-        by_file[chunk[0]].append(chunk)
-    scratch = threading.local()
+    by_file: dict[str, list[int]] = defaultdict(list)
+    for name, index in sorted(chunks):
+        by_file[name].append(index)
+    names, scratch, known = list(by_file), PageBuffer(), layouts or {}
+
+    def read_chunk(file: VerifiedFile, index: int) -> None:
+        start, stop = file.span(index)
+        # Through memory of our own: a digest covers the whole chunk, and a direct read needs whole pages.
+        chunk = scratch.of(stop - start)
+        try:
+            file.chunk_into(index, chunk)
+        except DamagedChunk as error:
+            raise error.holding(known.get(file.record.name), hint) from error
+        take(file.record.name, index, start, chunk)
+
+    read = 0
     for first in range(0, len(names), FILES_AT_ONCE):
-        some = names[first : first + FILES_AT_ONCE]
-        work = [chunk for name in some for chunk in by_file[name]]
-        _read_some(store, found, records, some, work, take, scratch, threads, layouts or {}, hint)
-    return sum(_length(records[name], index) for name, index in chunks)
-
-
-def _read_some(
-    store: Store,
-    found: Found,
-    records: Mapping[str, FileRecord],
-    names: Sequence[str],
-    work: Sequence[Chunk],
-    take: Callable[[str, int, int, memoryview], None],
-    scratch: threading.local,
-    threads: int,
-    layouts: Mapping[str, ImageLayout],
-    hint: str | None,
-) -> None:
-    with ExitStack() as opened:
-        # All of them before the first byte: a pruner may take the names away, but not what is open.
-        files: dict[str, StoredFile] = {}
-        for name in names:
-            files[name] = open_checked(store, found, records[name])
-            opened.callback(files[name].close)
-
-        def read_chunk(number: int) -> None:
-            name, index = work[number]
-            record, file = records[name], files[name]
-            start, stop = chunk_span(index, record.size, record.chunk_bytes)
-            # Through memory of our own: a digest covers the whole chunk, and a direct read needs whole pages.
-            if not hasattr(scratch, "pages") or len(scratch.pages) < stop - start:
-                scratch.pages = allocate_pages(-(-record.chunk_bytes // PAGE) * PAGE)
-            chunk = scratch.pages[: stop - start]
-            file.read_into(start, chunk)
-            if not is_checked(file, record) and digest(chunk) != record.digests[index]:
-                layout = layouts.get(name)
-                raise CorruptCheckpoint(damaged_text(store, found, record, index, layout), hint=hint)
-            take(name, index, start, chunk)
-
-        side_by_side(read_chunk, len(work), threads=threads)
-
-
-def _length(record: FileRecord, index: int) -> int:
-    start, stop = chunk_span(index, record.size, record.chunk_bytes)
-    return stop - start
+        some = [records[name] for name in names[first : first + FILES_AT_ONCE]]
+        with open_all(store, found, some) as files:
+            work = [(file, index) for file in files for index in by_file[file.record.name]]
+            each_chunk(work, read_chunk, threads)
+            read += sum(stop - start for file, index in work for start, stop in [file.span(index)])
+    return read
 
 
 def _copy(into: memoryview, data: memoryview) -> None:

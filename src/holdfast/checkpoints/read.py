@@ -1,26 +1,26 @@
-"""Read a checkpoint back, checking every byte while it passes. Nothing is handed out before all is checked.
+"""Read a checkpoint back, every byte verified. Nothing is handed out before all is checked.
 
-Falls back to the next older checkpoint only through `newest_valid`, and never without saying so.
+Falls back to the next older checkpoint only through `newest_loadable`, and never without saying so.
 """
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.checkpoints.find import Found, committed, look_again
 from holdfast.checkpoints.proof import PROVEN, READING, in_doubt, is_doubtful, persist
+from holdfast.checkpoints.verified import Copy, DamagedChunk, VerifiedFile, allocate_pages
 from holdfast.errors import CorruptCheckpoint, NewerFormat, NoValidCheckpoint, RestoreError, StoreError
-from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.image import ImageLayout, header_length, parse_image
 from holdfast.format.manifest import FileRecord, Manifest
-from holdfast.stores.base import PAGE, Store, StoredFile
+from holdfast.stores.base import Store
 from holdfast.stores.patience import Patience
 from holdfast.stores.side_by_side import side_by_side
 
+__all__ = ["Loaded", "allocate_pages", "newest_loadable", "read_files"]
 Allocate = Callable[[int], memoryview]
 T = TypeVar("T")
 _RELISTINGS = 5
@@ -42,13 +42,6 @@ class Loaded:
         return self.found.manifest
 
 
-def allocate_pages(size: int) -> memoryview:
-    """Fresh page-aligned memory, from the system and back to it."""
-    # Private: shared pages cost twice as much to touch for the first time.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return memoryview(mmap.mmap(-1, max(-(-size // PAGE) * PAGE, PAGE), flags=flags))[:size]
-
-
 def read_files(
     store: Store,
     found: Found,
@@ -66,38 +59,35 @@ def read_files(
         raise RestoreError(f"checkpoint {found.name} has no file {', '.join(sorted(missing))}")
     whole: dict[str, memoryview] = {}
     for first in range(0, len(records), FILES_AT_ONCE):
-        some = records[first : first + FILES_AT_ONCE]
-        with ExitStack() as opened:
-            # All of them before the first byte: a pruner may take the names away, but not what is open.
-            files = []
-            for record in some:
-                files.append(open_checked(store, found, record))
-                opened.callback(files[-1].close)
-            buffers = [allocate(record.size) for record in some]
-            _read_verified(store, found, some, files, buffers, threads)
-        whole.update(zip((record.name for record in some), buffers, strict=True))
+        with open_all(store, found, records[first : first + FILES_AT_ONCE]) as files:
+            buffers = {file.record.name: allocate(file.size) for file in files}
+            _read_whole(files, buffers, threads)
+        whole.update(buffers)
     return whole
 
 
-def newest_valid(
-    store: Store,
-    allocate: Allocate = allocate_pages,
-    *,
-    wanted: Collection[str] | None = None,
-    reject: Callable[[Found, str], None] | None = None,
-    patience: Patience = READING,
-) -> Loaded | None:
-    """The newest checkpoint that is whole, read and verified; None if the store holds none at all.
+def _read_whole(files: Sequence[VerifiedFile], buffers: Mapping[str, memoryview], threads: int) -> None:
+    bad: dict[tuple[str, int], DamagedChunk] = {}
 
-    `reject(found, why)` hears of every one passed over. NoValidCheckpoint if all were. One that cannot be
-    read, and may be whole, is not passed over: StoreUnavailable, after `patience`.
-    """
-    return newest_loadable(
-        store,
-        lambda found: Loaded(found, read_files(store, found, wanted, allocate)),
-        reject=reject,
-        patience=patience,
-    )
+    def read_chunk(file: VerifiedFile, index: int) -> None:
+        start, stop = file.span(index)
+        try:
+            file.chunk_into(index, buffers[file.record.name][start:stop])
+        except DamagedChunk as error:
+            bad[file.record.name, index] = error
+
+    chunks = [(file, index) for file in files for index in range(len(file.record.digests))]
+    each_chunk(chunks, read_chunk, threads)
+    if bad:
+        first = next(bad[key] for file, index in chunks if (key := (file.record.name, index)) in bad)
+        raise first.holding(_layout_of(buffers[first.record.name]))
+
+
+def each_chunk(
+    chunks: Sequence[tuple[VerifiedFile, int]], work: Callable[[VerifiedFile, int], None], threads: int
+) -> None:
+    """The chunks of all files in one line: the disk does not stand still where one file ends."""
+    side_by_side(lambda number: work(*chunks[number]), len(chunks), threads=threads)
 
 
 def newest_loadable(
@@ -107,7 +97,12 @@ def newest_loadable(
     reject: Callable[[Found, str], None] | None = None,
     patience: Patience = READING,
 ) -> T | None:
-    """What `load` makes of the newest checkpoint that it finds whole; the rest as for `newest_valid`."""
+    """What `load` makes of the newest checkpoint that it finds whole; None if the store
+    holds none at all.
+
+    `reject(found, why)` hears of every one passed over. NoValidCheckpoint if all were. One that cannot be
+    read, and may be whole, is not passed over: StoreUnavailable, after `patience`.
+    """
     reasons: list[str] = []
     for _ in range(_RELISTINGS):
         candidates = persist(lambda: committed(store), patience)
@@ -154,61 +149,19 @@ def require_manifest(found: Found) -> Manifest:
     return found.manifest
 
 
-def open_checked(store: Store, found: Found, record: FileRecord) -> StoredFile:
-    """The open file, its size already what the manifest says: so what we allocate for it is bounded."""
+def open_verified(store: Store, found: Found, record: FileRecord) -> VerifiedFile:
+    """The open file, its size already what the manifest says: so what is allocated for it is bounded."""
     file = store.open(str(found.name), record.name)
-    if file.size != record.size:
-        file.close()
-        raise CorruptCheckpoint(
-            f"{record.name} of {found.name} in {store.where} has {file.size} bytes, not {record.size}"
-        )
-    return file
+    if isinstance(file, VerifiedFile) and file.record.digests == record.digests:
+        return file
+    return VerifiedFile(record, str(found.name), [Copy(store.where, lambda: file)]).opened()
 
 
-def is_checked(file: StoredFile, record: FileRecord) -> bool:
-    """Whether what this file gives has been compared with these very digests already."""
-    return getattr(file, "checked_against", None) == record.digests
-
-
-def _read_verified(
-    store: Store,
-    found: Found,
-    records: Sequence[FileRecord],
-    files: Sequence[StoredFile],
-    buffers: Sequence[memoryview],
-    threads: int,
-) -> None:
-    # The chunks of all files in one line: the disk does not stand still where one file ends.
-    chunks = [(which, index) for which, record in enumerate(records) for index in range(len(record.digests))]
-    bad: list[tuple[int, int]] = []
-
-    def read_chunk(number: int) -> None:
-        which, index = chunks[number]
-        record, buffer = records[which], buffers[which]
-        start, stop = chunk_span(index, record.size, record.chunk_bytes)
-        files[which].read_into(start, buffer[start:stop])
-        if not is_checked(files[which], record) and digest(buffer[start:stop]) != record.digests[index]:
-            bad.append((which, index))
-
-    side_by_side(read_chunk, len(chunks), threads=threads)
-    if bad:
-        which, index = min(bad)
-        layout = _layout_of(buffers[which])
-        raise CorruptCheckpoint(damaged_text(store, found, records[which], index, layout))
-
-
-def damaged_text(
-    store: Store, found: Found, record: FileRecord, chunk: int, layout: ImageLayout | None
-) -> str:
-    """Where the damage is, down to the tensors if the image's header could be read."""
-    start, stop = chunk_span(chunk, record.size, record.chunk_bytes)
-    spans = layout.spans if layout else {}
-    names = [repr(name[:80]) for name, (begin, end) in spans.items() if begin < stop and end > start]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (
-        f"{record.name} of {found.name} in {store.where} is damaged: chunk {chunk} (bytes {start} to {stop})"
-        f" does not match its digest" + (f"; it holds {', '.join(names[:3])}{more}" if names else "")
-    )
+@contextmanager
+def open_all(store: Store, found: Found, records: Sequence[FileRecord]) -> Iterator[list[VerifiedFile]]:
+    with ExitStack() as opened:
+        # All of them before the first byte: a pruner may take the names away, but not what is open.
+        yield [opened.enter_context(open_verified(store, found, record)) for record in records]
 
 
 def _layout_of(image: memoryview) -> ImageLayout | None:

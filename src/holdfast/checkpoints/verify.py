@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.proof import READING, is_doubtful
-from holdfast.checkpoints.read import (
-    allocate_pages,
-    damaged_text,
-    load_surely,
-    open_checked,
-    require_manifest,
-)
+from holdfast.checkpoints.read import load_surely, open_verified, require_manifest
+from holdfast.checkpoints.verified import VerifiedFile, allocate_pages
 from holdfast.errors import CorruptCheckpoint, NewerFormat, StoreError
-from holdfast.format.checksum import RunningDigest, chunk_span
 from holdfast.format.image import ImageLayout, header_length, parse_image
-from holdfast.format.manifest import FileRecord
 from holdfast.format.names import CheckpointName
 from holdfast.stores.base import Store, StoredFile
 from holdfast.stores.patience import Patience
-from holdfast.stores.side_by_side import side_by_side
 
 Progress = Callable[[int, int], None]
 _THREADS = 2
-# Small enough to stay in a core's cache: the check then costs the memory bus, and training, next to nothing.
-_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,12 +61,11 @@ def verify(
     doubts: list[StoreError] = []
     for record in manifest.files:
         try:
-            file = open_checked(store, found, record)
-            try:
+            with open_verified(store, found, record) as file:
                 if deep:
-                    problems += _problems_in(store, found, record, file, tally, threads, headers)
-            finally:
-                file.close()
+                    problems += _problems_in(
+                        f"of {found.name} in {store.where}", file, tally, threads, headers
+                    )
         except (CorruptCheckpoint, StoreError) as error:
             problems.append(error.message)
             if isinstance(error, StoreError) and is_doubtful(error):
@@ -118,45 +106,18 @@ class _Tally:
                 self._progress(self.done, self._total)
 
 
-def _problems_in(
-    store: Store,
-    found: Found,
-    record: FileRecord,
-    file: StoredFile,
-    tally: _Tally,
-    threads: int,
-    headers: bool,
-) -> list[str]:
-    problems = []
-    layout = None
-    if headers and record.name.endswith(".safetensors"):
+def _problems_in(where: str, file: VerifiedFile, tally: _Tally, threads: int, headers: bool) -> list[str]:
+    problems, layout = [], None
+    if headers and file.record.name.endswith(".safetensors"):
         try:
-            layout = _read_layout(file)
+            layout = read_layout(file.nearest())
         except CorruptCheckpoint as error:
-            problems.append(f"{record.name} of {found.name} in {store.where}: {error.message}")
-    buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-    for _ in range(threads):
-        buffers.put(allocate_pages(min(_PIECE_BYTES, record.size)))
-    bad: list[int] = []
-
-    def check(index: int) -> None:
-        start, stop = chunk_span(index, record.size, record.chunk_bytes)
-        buffer = buffers.get_nowait()
-        running = RunningDigest()
-        for at in range(start, stop, _PIECE_BYTES):
-            piece = buffer[: min(_PIECE_BYTES, stop - at)]
-            file.read_into(at, piece)
-            running.update(piece)
-        if running.hex() != record.digests[index]:
-            bad.append(index)
-        buffers.put(buffer)
-        tally.add(stop - start)
-
-    side_by_side(check, len(record.digests), threads=threads)
-    return problems + [damaged_text(store, found, record, index, layout) for index in sorted(bad)]
+            problems.append(f"{file.record.name} {where}: {error.message}")
+    bad = file.bad_chunks(threads=threads, checked=tally.add)
+    return problems + [damage.holding(layout).message for damage in bad]
 
 
-def _read_layout(file: StoredFile) -> ImageLayout:
+def read_layout(file: StoredFile) -> ImageLayout:
     """The image's own table of contents. Page-aligned memory, or the file would leave direct reading."""
     first = allocate_pages(min(8, file.size))
     file.read_into(0, first)

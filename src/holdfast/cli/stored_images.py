@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.read import open_checked, read_files, require_manifest
+from holdfast.checkpoints.read import open_verified, read_files, require_manifest
+from holdfast.checkpoints.verify import read_layout
 from holdfast.errors import CorruptCheckpoint
-from holdfast.format.image import ImageLayout, header_length, parse_image
+from holdfast.format.image import ImageLayout
 from holdfast.format.manifest import FileRecord
 from holdfast.format.rank_record import parse_rank_record, record_name
 from holdfast.stores.base import Store
@@ -48,12 +49,5 @@ def images_of_ranks(store: Store, found: Found) -> Iterator[RankImages]:
 
 
 def _read_layout(store: Store, found: Found, record: FileRecord) -> ImageLayout:
-    file = open_checked(store, found, record)
-    try:
-        first = memoryview(bytearray(min(8, file.size)))
-        file.read_into(0, first)
-        header = memoryview(bytearray(header_length(bytes(first), file.size)))
-        file.read_into(0, header)
-    finally:
-        file.close()
-    return parse_image(bytes(header), file.size)
+    with open_verified(store, found, record) as file:
+        return read_layout(file.nearest())

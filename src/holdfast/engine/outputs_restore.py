@@ -9,11 +9,10 @@ import os
 from pathlib import Path
 
 from holdfast.checkpoints.find import Found
-from holdfast.checkpoints.read import allocate_pages, damaged_text, open_checked, read_files, require_manifest
+from holdfast.checkpoints.read import open_verified, read_files, require_manifest
 from holdfast.engine.outputs_files import StoredOutput, stored_files
 from holdfast.engine.outputs_scratch import Scratch
 from holdfast.errors import CorruptCheckpoint, IncompatibleState
-from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.manifest import FileRecord
 from holdfast.format.rank_record import parse_rank_record, record_name
 from holdfast.stores.base import Store
@@ -82,19 +81,10 @@ class Restoring:
             self.failure = error
 
     def _pass_over(self, found: Found, record: FileRecord, target: int | None) -> None:
-        stored = open_checked(self._store, found, record)
-        try:
-            buffer = allocate_pages(min(record.chunk_bytes, record.size))
-            for index, expected in enumerate(record.digests):
-                start, stop = chunk_span(index, record.size, record.chunk_bytes)
-                chunk = buffer[: stop - start]
-                stored.read_into(start, chunk)
-                if digest(chunk) != expected:
-                    raise CorruptCheckpoint(damaged_text(self._store, found, record, index, None))
+        with open_verified(self._store, found, record) as stored:
+            for chunk in stored.chunks():
                 if target is not None:
                     _write_all(target, chunk)
-        finally:
-            stored.close()
 
 
 def _write_all(target: int, data: memoryview) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 from holdfast.checkpoints.completion import is_complete
 from holdfast.checkpoints.file_image import FileImage, FileSign, is_inside, sign_of
 from holdfast.checkpoints.find import Found, committed
-from holdfast.checkpoints.read import open_checked
+from holdfast.checkpoints.read import open_verified
 from holdfast.checkpoints.retain import Ledger, Retention, prune
+from holdfast.checkpoints.verified import Copy, is_good
 from holdfast.checkpoints.verify import verify, verify_surely
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.clock import Clock
 from holdfast.engine.tiers_of_run import TiersOfRun
 from holdfast.errors import NoValidCheckpoint, SaveError, StoreError, TornSnapshot
 from holdfast.events import CheckpointRejected, Emit, Pruned, SaveCommitted, Warned
-from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.manifest import FileRecord, utc_text
 from holdfast.stores.base import Store
 from holdfast.stores.directory import CKPT, DirectoryStore
@@ -332,19 +332,11 @@ def copy_out(store: Store, generation: Generation, stored: StoredAs, path: Path)
     """One file of a verified generation to `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + PART)
-    record = stored.record
-    file = open_checked(store, generation.found, record)
-    try:
-        with open(part, "wb") as out:
-            for index in range(len(record.digests)):
-                start, stop = chunk_span(index, record.size, record.chunk_bytes)
-                chunk = memoryview(bytearray(stop - start))
-                file.read_into(start, chunk)
-                out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-    finally:
-        file.close()
+    with open_verified(store, generation.found, stored.record) as file, open(part, "wb") as out:
+        for chunk in file.chunks():
+            out.write(chunk)
+        out.flush()
+        os.fsync(out.fileno())
     os.chmod(part, stored.mode)
     os.utime(part, ns=(stored.mtime_ns, stored.mtime_ns))
     os.replace(part, path)
@@ -354,12 +346,4 @@ def _same_bytes(path: Path, record: FileRecord) -> bool:
     sign = sign_of(path)
     if sign is None or sign.size != record.size:
         return False
-    image = FileImage(record.name, path)
-    try:
-        for index, expected in enumerate(record.digests):
-            start, stop = chunk_span(index, record.size, record.chunk_bytes)
-            if digest(image.view(start, stop)) != expected:
-                return False
-    finally:
-        image.close()
-    return True
+    return is_good(record, str(path), Copy(str(path), lambda: FileImage(record.name, path)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoints.find import committed
-from holdfast.checkpoints.read import newest_valid, read_files
+from holdfast.checkpoints.read import Loaded, newest_loadable, read_files
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.errors import HoldfastError, StoreError, StoreNotFound
 from holdfast.stores.base import Store
@@ -27,6 +27,11 @@ def draft(step: int, *, writer_epoch: int = 1, **more: Any) -> CheckpointDraft:
 def save(store: Store, step: int, *, writer_epoch: int = 1, **more: Any) -> Committed:
     """A small checkpoint whose bytes depend on the step."""
     return write_checkpoint(store, draft(step, writer_epoch=writer_epoch, **more), [image_of(step)])
+
+
+def newest_valid(store: Store, **more: Any) -> Loaded | None:
+    """The newest checkpoint that is whole, all of its files; `more` goes to `newest_loadable`."""
+    return newest_loadable(store, lambda found: Loaded(found, read_files(store, found)), **more)
 
 
 class StoreContract:

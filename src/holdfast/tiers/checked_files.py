@@ -5,17 +5,14 @@ A chunk that matches its digest is good wherever it lies; one that does not is a
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from holdfast.checkpoints.read import allocate_pages
+from holdfast.checkpoints.verified import Copy, Failure, KeptChunks, VerifiedFile
 from holdfast.errors import CorruptCheckpoint, HoldfastError, RestoreError, StoreNotFound
-from holdfast.format.checksum import CHUNK_BYTES, chunk_span, digest
+from holdfast.format.checksum import CHUNK_BYTES
 from holdfast.format.manifest import FileRecord
-from holdfast.stores.base import StoredFile
 from holdfast.stores.node_side import NodeSide
 from holdfast.stores.side_by_side import side_by_side
 from holdfast.tiers.bandwidth import Bandwidth
@@ -55,10 +52,8 @@ class CheckedFiles:
         self._pacing = threading.Lock()
         self._records: dict[str, FileRecord] = {}
         self._guard = threading.Lock()
-        self._open: dict[tuple[str, str], StoredFile] = {}
-        self._loading: dict[str, threading.Lock] = {}
-        self._kept: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
-        self._spare: list[memoryview] = []
+        self._files: dict[str, VerifiedFile] = {}
+        self._kept = KeptChunks(_KEPT_BYTES)
         self.held = self._take_stock()
 
     def __enter__(self) -> Self:
@@ -69,9 +64,8 @@ class CheckedFiles:
 
     def close(self) -> None:
         with self._guard:
-            files, self._open = list(self._open.values()), {}
-            self._kept.clear()
-            self._spare.clear()
+            files, self._files = list(self._files.values()), {}
+        self._kept.clear()
         for file in files:
             file.close()
 
@@ -89,66 +83,41 @@ class CheckedFiles:
 
     def chunk_into(self, file: str, index: int, buffer: memoryview) -> None:
         """One whole chunk, good, or ChunkLost."""
-        record = self._records[file]
-        start, stop = chunk_span(index, record.size, record.chunk_bytes)
-        reasons = []
-        for node in self.holders(file):
-            self._wait_for_bandwidth(stop - start)
-            try:
-                self._file(node, file).read_into(start, buffer)
-                with self._guard:
-                    self.bytes_read += stop - start
-                if digest(buffer) == record.digests[index]:
-                    return
-                reasons.append(f"{node}: it does not match its digest")
-            except CorruptCheckpoint as error:
-                reasons.append(f"{node}: {error.message}")
-            except HoldfastError as error:
-                # Not asked again for every chunk: each time might cost a limit.
-                reasons.append(f"{node}: {error.message}")
-                self._give_up(node, file, error)
-        what = "; ".join(reasons) or "no node has it" + self._unreachable()
-        raise ChunkLost(file, index, f"chunk {index} of {file} of {self.name} is good nowhere: {what}")
+        self._verified(file).chunk_into(index, buffer)
 
     def read_into(self, file: str, start: int, buffer: memoryview) -> None:
         """Any range. The chunks it lies in are kept for a while: ranges tend to follow each other."""
-        record, done = self._records[file], 0
-        while done < len(buffer):
-            index = (start + done) // record.chunk_bytes
-            begin, end = chunk_span(index, record.size, record.chunk_bytes)
-            first = start + done - begin
-            take = min(end - begin - first, len(buffer) - done)
-            with self._lock_of(file):
-                if not self._copy_kept(file, index, first, buffer[done : done + take]):
-                    memory = self._memory_for(end - begin)
-                    self.chunk_into(file, index, memory[: end - begin])
-                    buffer[done : done + take] = memory[first : first + take]
-                    self._keep(file, index, memory)
-            done += take
+        self._verified(file).read_into(start, buffer)
 
     # ---- how
 
-    def _copy_kept(self, file: str, index: int, first: int, buffer: memoryview) -> bool:
-        # Copied while nobody else can let it go: the memory is used again.
+    def _verified(self, file: str) -> VerifiedFile:
         with self._guard:
-            kept = self._kept.get((file, index))
-            if kept is None:
-                return False
-            self._kept.move_to_end((file, index))
-            buffer[:] = kept[first : first + len(buffer)]
-            return True
+            if file not in self._files:
+                copies = [
+                    Copy(node, lambda node=node: self.sources[node].open(self.name, file))  # type: ignore[misc]
+                    for node in self.holders(file)
+                ]
+                self._files[file] = VerifiedFile(
+                    self._records[file],
+                    self.name,
+                    copies,
+                    lost=lambda index, failures: self._lost(file, index or 0, failures),
+                    failed=lambda copy, error, index: self._give_up(copy.name, file, error),
+                    pace=self._wait_for_bandwidth,
+                    count=self._count,
+                    kept=self._kept,
+                )
+            return self._files[file]
 
-    def _memory_for(self, size: int) -> memoryview:
-        # New memory is slow to touch for the first time, so what was let go is used again.
-        with self._guard:
-            memory = self._spare.pop() if self._spare else None
-        return memory if memory is not None and len(memory) >= size else allocate_pages(max(size, 1))
+    def _lost(self, file: str, index: int, failures: list[Failure]) -> ChunkLost:
+        reasons = "; ".join(f"{copy.name}: {error.message}" for copy, error in failures)
+        what = reasons or "no node has it" + self._unreachable()
+        return ChunkLost(file, index, f"chunk {index} of {file} of {self.name} is good nowhere: {what}")
 
-    def _keep(self, file: str, index: int, memory: memoryview) -> None:
+    def _count(self, copy: Copy, count: int) -> None:
         with self._guard:
-            self._kept[file, index] = memory
-            while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_BYTES:
-                self._spare = [self._kept.popitem(last=False)[1]]
+            self.bytes_read += count
 
     def _wait_for_bandwidth(self, count: int) -> None:
         # One after the other: the bucket is not made for many hands, and waiting is all they would do.
@@ -170,27 +139,14 @@ class CheckedFiles:
         side_by_side(ask, len(nodes), threads=_ASKED_AT_ONCE)
         return {node: held[node] for node in nodes if node in held}
 
-    def _file(self, node: str, file: str) -> StoredFile:
-        with self._guard:
-            opened = self._open.get((node, file))
-        if opened is None:
-            opened = self.sources[node].open(self.name, file)
-            with self._guard:
-                other = self._open.setdefault((node, file), opened)
-            if other is not opened:
-                opened.close()
-            return other
-        return opened
-
     def _give_up(self, node: str, file: str, error: HoldfastError) -> None:
+        """Bytes that do not match are no reason: others of this file may."""
+        if isinstance(error, CorruptCheckpoint):
+            return
         with self._guard:
             left = {name: size for name, size in self.held.get(node, {}).items() if name != file}
             self.held[node] = left
             self.silent[node] = error.message
-
-    def _lock_of(self, file: str) -> contextlib.AbstractContextManager[bool]:
-        with self._guard:
-            return self._loading.setdefault(file, threading.Lock())
 
     def _unreachable(self) -> str:
         silent = [f"{node} ({why})" for node, why in self.silent.items()]

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Collection
 
 from holdfast.checkpoints.proof import PROVEN
-from holdfast.checkpoints.read import allocate_pages
+from holdfast.checkpoints.verified import Copy, VerifiedFile, allocate_pages
 from holdfast.errors import SaveError
-from holdfast.format.checksum import CHUNK_BYTES, chunk_span, digest
+from holdfast.format.checksum import CHUNK_BYTES
 from holdfast.format.manifest import FileRecord, Manifest, parse_manifest
 from holdfast.stores.base import PAGE, StoredFile
 from holdfast.tiers.bandwidth import Bandwidth
@@ -90,20 +90,14 @@ class Copier:
         finally:
             file.close()
 
+    def _pace(self, count: int) -> None:
+        self._bandwidth.take(count, self._cancel)
+
     def _is_whole(self, name: str, record: FileRecord) -> bool:
         """Whether what lies at the target has every digest of its record."""
-        buffer = allocate_pages(min(record.chunk_bytes, record.size))
-        file = self.target.open(name, record.name)
-        try:
-            for index, expected in enumerate(record.digests):
-                start, stop = chunk_span(index, record.size, record.chunk_bytes)
-                self._bandwidth.take(stop - start, self._cancel)
-                file.read_into(start, buffer[: stop - start])
-                if digest(buffer[: stop - start]) != expected:
-                    return False
-            return True
-        finally:
-            file.close()
+        there = Copy(self.target.store.where, lambda: self.target.open(name, record.name))
+        with VerifiedFile(record, name, [there], pace=self._pace).opened() as file:
+            return not file.bad_chunks(threads=1, first_only=True)
 
 
 class LadderSource:

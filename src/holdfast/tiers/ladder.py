@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.checkpoints.verified import Copy, DamagedChunk, Failure, VerifiedFile
 from holdfast.errors import (
     CorruptCheckpoint,
     HoldfastError,
@@ -19,8 +20,7 @@ from holdfast.errors import (
 )
 from holdfast.format.manifest import FileRecord, parse_manifest
 from holdfast.format.sealed import seal_of
-from holdfast.stores.base import ImageSource, StoreProperties
-from holdfast.tiers.ladder_file import LadderFile
+from holdfast.stores.base import ImageSource, StoredFile, StoreProperties
 from holdfast.tiers.named_tier import Fallback, NamedTier, verdict_of
 
 __all__ = ["Fallback", "Ladder", "NamedTier"]
@@ -37,7 +37,7 @@ class _Seen:
 
 
 class Ladder:
-    """Satisfies the reading half of Store, so `newest_valid(Ladder(...))` restores from the nearest copies.
+    """Satisfies the reading half of Store, so that a restore reads the nearest copies.
 
     `tell(fallback)` hears of every copy passed over, from any reading thread.
     """
@@ -123,19 +123,48 @@ class Ladder:
             f"no tier has a checkpoint {name!r}"
         )
 
-    def open(self, name: str, file: str) -> LadderFile:
+    def open(self, name: str, file: str) -> VerifiedFile:
         seen = self._parsed(name)
         record = seen.records.get(file)
         if record is None:
             raise StoreNotFound(f"checkpoint {name} has no file {file!r}")
-        return LadderFile(
-            name,
-            record,
-            self.tiers,
-            may_serve=lambda tier: self._is_same(tier, seen),
-            tell=self._tell,
-            count=self._count,
-        )
+        tiers = {tier.name: tier for tier in self.tiers}
+
+        def failed(copy: Copy, error: HoldfastError, index: int | None) -> None:
+            # Where files of other ranks are not expected, their absence is not worth a word.
+            absent = index is None and isinstance(error, StoreNotFound) and tiers[copy.name].partial
+            if not absent and not isinstance(error, _NotThis):
+                self._tell(Fallback(name, copy.name, error.message, file, index))
+
+        def lost(index: int | None, failures: list[Failure]) -> HoldfastError:
+            what = f"{file} of {name}" if index is None else f"chunk {index} of {file} of {name}"
+            doubt = verdict_of(what, [(tiers[copy.name], error) for copy, error in failures])
+            if doubt is not None:
+                return doubt
+            if index is None:
+                hint = "holdfast verify --all-tiers shows what is left"
+                return StoreNotFound(f"no tier has a usable copy of {what}", hint=hint)
+            said = [f"{copy.name}: {why.message}" for copy, why in failures if not isinstance(why, _NotThis)]
+            return DamagedChunk(
+                f"{what} is good in no tier: {'; '.join(said) or 'none has it'}", record, index
+            )
+
+        copies = [
+            Copy(tier.name, lambda tier=tier: self._open_in(tier, seen, file))  # type: ignore[misc]
+            for tier in self.tiers
+        ]
+        return VerifiedFile(record, name, copies, lost=lost, failed=failed, count=self._count).opened()
+
+    def _open_in(self, tier: NamedTier, seen: _Seen, file: str) -> StoredFile:
+        # A node that holds only some ranks' files is asked for the file first: mostly it does not have it,
+        # and a manifest is much longer than a no.
+        if not tier.partial and not self._is_same(tier, seen):
+            raise _NotThis("it does not hold this checkpoint")
+        opened = tier.store.open(seen.name, file)
+        if tier.partial and not self._is_same(tier, seen):
+            opened.close()
+            raise _NotThis("it does not hold this checkpoint")
+        return opened
 
     def _parsed(self, name: str) -> _Seen:
         """Kept for the files of one checkpoint that are opened in a row. Names are never reused."""
@@ -169,9 +198,9 @@ class Ladder:
             seen.same[tier.name] = other == seen.seal
         return other == seen.seal
 
-    def _count(self, tier: NamedTier, count: int) -> None:
+    def _count(self, copy: Copy, count: int) -> None:
         with self._lock:
-            self._bytes[tier.name] += count
+            self._bytes[copy.name] += count
 
     # ---- writing: each tier is written on its own
 
@@ -192,6 +221,10 @@ class Ladder:
 
     def leftovers(self) -> list[str]:
         return []
+
+
+class _NotThis(StoreNotFound):
+    """A tier without this checkpoint, or with another of its name, which has been said already."""
 
 
 def _read_only() -> InternalError:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from holdfast.checkpoints.read import allocate_pages
+from holdfast.checkpoints.verified import PageBuffer
 from holdfast.errors import CorruptCheckpoint
 from holdfast.format.checksum import chunk_span
 from holdfast.format.manifest import FileRecord, parse_manifest
@@ -19,14 +19,13 @@ from holdfast.format.sealed import seal_of
 from holdfast.redundancy.plan import plan_encode
 from holdfast.redundancy.record import ParityRecord
 from holdfast.redundancy.stripes import Layout
-from holdfast.stores.base import PAGE
 from holdfast.stores.node_side import NodeSide
 from holdfast.tiers.bandwidth import Bandwidth
 from holdfast.tiers.checked_files import CheckedFiles
 from holdfast.tiers.computed_stream import ComputedStream, SpanReader
 from holdfast.tiers.protect_members import Members
 from holdfast.tiers.protect_record import StoredParity, parity_name, record_name
-from holdfast.tiers.protect_stored import is_good, read_parity_record
+from holdfast.tiers.protect_stored import is_stored, read_parity_record
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class _Work:
     def has(self, record: FileRecord) -> bool:
         if self._held.get(record.name) != record.size:
             return False
-        return not self._verify or is_good(self.mine, self.name, record)
+        return not self._verify or is_stored(self.mine, self.name, record)
 
     def ensure(self, record: FileRecord, source: Callable[[], PulledFile]) -> None:
         if not self.has(record):
@@ -112,17 +111,6 @@ class _Work:
         return record
 
 
-class _Buffers(threading.local):
-    """Each thread has one, valid until it asks for the next."""
-
-    memory: memoryview | None = None
-
-    def of(self, size: int) -> memoryview:
-        if self.memory is None or len(self.memory) < size:
-            self.memory = allocate_pages(max(-(-size // PAGE) * PAGE, PAGE))
-        return self.memory[:size]
-
-
 class PulledFile:
     """Satisfies ImageSource: a file of the manifest, chunk by chunk from wherever it is good."""
 
@@ -132,7 +120,7 @@ class PulledFile:
         self.name, self.size = record.name, record.size
         self._record = record
         self._chunk_into = chunk_into
-        self._buffers = _Buffers()
+        self._buffers = PageBuffer()
 
     def view(self, start: int, stop: int) -> memoryview:
         view = self._buffers.of(stop - start)
@@ -151,7 +139,7 @@ class ComputedFile:
     def __init__(self, name: str, size: int, read_into: Callable[[int, memoryview], None]) -> None:
         self.name, self.size = name, size
         self._read_into = read_into
-        self._buffers = _Buffers()
+        self._buffers = PageBuffer()
 
     def view(self, start: int, stop: int) -> memoryview:
         view = self._buffers.of(stop - start)

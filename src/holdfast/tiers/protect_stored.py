@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.checkpoints.read import allocate_pages
+from holdfast.checkpoints.verified import Copy, allocate_pages, is_good
 from holdfast.errors import CorruptCheckpoint, StoreError
-from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.manifest import FileRecord
 from holdfast.stores.node_side import NodeSide
-from holdfast.stores.side_by_side import side_by_side
 from holdfast.tiers.protect_record import MAX_RECORD_BYTES, StoredParity, parse_stored_parity
 
 
-def is_good(store: NodeSide, name: str, record: FileRecord) -> bool:
+def is_stored(store: NodeSide, name: str, record: FileRecord) -> bool:
     """Whether the file is there and every chunk of it matches its digest."""
-    try:
-        file = store.open(name, record.name)
-    except (StoreError, CorruptCheckpoint):
-        return False
-    bad: list[int] = []
-
-    def check(index: int) -> None:
-        start, stop = chunk_span(index, record.size, record.chunk_bytes)
-        if bad:
-            return
-        buffer = allocate_pages(stop - start)
-        file.read_into(start, buffer)
-        if digest(buffer) != record.digests[index]:
-            bad.append(index)
-
-    try:
-        if file.size != record.size:
-            return False
-        side_by_side(check, len(record.digests))
-    except (StoreError, CorruptCheckpoint):
-        return False
-    finally:
-        file.close()
-    return not bad
+    return is_good(record, name, Copy(store.where, lambda: store.open(name, record.name)))
 
 
 def read_parity_record(store: NodeSide, name: str, file: str) -> StoredParity | None:

@@ -17,7 +17,7 @@ from holdfast.stores.node_side import NodeSide
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.checked_files import CheckedFiles, ChunkLost
 from holdfast.tiers.protect import PulledFile
-from holdfast.tiers.protect_stored import is_good
+from holdfast.tiers.protect_stored import is_stored
 from holdfast.tiers.rebuild_parity import ParityOfCheckpoint
 
 
@@ -62,7 +62,7 @@ def rebuild(
         files.know(parsed.files)
         parity = ParityOfCheckpoint(files, seal_of(manifest))
         for record in records:
-            if is_good(mine, name, record):
+            if is_stored(mine, name, record):
                 good.append(record.name)
                 continue
             source = MendedFile(record, files, parity)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.checkpoints.read import allocate_pages
+from holdfast.checkpoints.verified import Copy, VerifiedFile
 from holdfast.errors import CorruptCheckpoint, HoldfastError, StoreNotFound
-from holdfast.format.checksum import chunk_span, digest
 from holdfast.format.manifest import FileRecord, parse_manifest
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.tiers.ladder import Ladder
@@ -109,41 +108,27 @@ def _look_at_file(
 ) -> set[int]:
     """The chunks that are good here. What is wrong is noted."""
     store, where = copy.tier.store, f"{record.name} of {name} in {copy.tier.store.where}"
-    every = set(range(len(record.digests)))
+
+    def count(count: int) -> None:
+        copy.bytes_checked += count
+        checked(count)
+
+    here = Copy(store.where, lambda: store.open(name, record.name))
     try:
-        file = store.open(name, record.name)
+        with VerifiedFile(record, name, [here]).opened() as file:
+            bad = file.bad_chunks(threads=1, checked=count, unreadable_too=True) if deep else []
     except StoreNotFound:
         if not copy.tier.partial:
             _note(copy, record, f"{where} is missing")
         return set()
     except HoldfastError as error:
+        # A file of another size, among others: the ladder passes over it, its chunks cannot serve a repair.
         _note(copy, record, error.message)
         return set()
-    good: set[int] = set()
-    try:
-        if file.size != record.size:
-            _note(copy, record, f"{where} has {file.size} bytes, not {record.size}")
-        if not deep:
-            return every if file.size == record.size else set()
-        buffer = allocate_pages(min(record.chunk_bytes, record.size))
-        for index in every:
-            start, stop = chunk_span(index, record.size, record.chunk_bytes)
-            try:
-                file.read_into(start, buffer[: stop - start])
-                right = digest(buffer[: stop - start]) == record.digests[index]
-            except (CorruptCheckpoint, HoldfastError):
-                right = False
-            if right:
-                good.add(index)
-            copy.bytes_checked += stop - start
-            checked(stop - start)
-    finally:
-        file.close()
-    if good != every:
-        bad = sorted(every - good)
-        _note(copy, record, f"{where} is damaged in chunk {', '.join(map(str, bad[:5]))}")
-    # The ladder passes over a file of another size, so its chunks cannot serve a repair.
-    return good if file.size == record.size else set()
+    if bad:
+        chunks = ", ".join(str(one.index) for one in bad[:5])
+        _note(copy, record, f"{where} is damaged in chunk {chunks}")
+    return set(range(len(record.digests))) - {one.index for one in bad}
 
 
 def _note(copy: CopyState, record: FileRecord, problem: str) -> None:
