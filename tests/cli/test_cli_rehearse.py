@@ -1,6 +1,7 @@
 """`holdfast rehearse`: a real command, real kills, the run's own folder untouched."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -56,6 +57,22 @@ def test_a_script_is_proven_exact_or_its_gap_is_named(
         assert (code, said["exact"]) == (5, False), said
         [cause] = said["difference"]["causes"]
         assert (cause["name"], cause["line"], cause["fix"]) == ("sched", 7, "Run(..., sched=sched)")
+
+
+def test_a_rehearsal_that_is_told_to_end_ends_all_it_started(tmp_path: Path) -> None:
+    """A launcher and what that has started, which would not end with it."""
+    pipe, scratch = tmp_path / "pipe", tmp_path / "scratch"
+    os.mkfifo(pipe)
+    launcher = f"(trap '' TERM; exec > {pipe}; echo begun; while true; do sleep 1; done) & wait"
+    program = "import sys; from holdfast.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    asked = ["rehearse", "--scratch", str(scratch), "--", "sh", "-c", launcher]
+    command = [sys.executable, "-c", program, *asked]
+    rehearsal = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with open(pipe) as child:
+        assert child.readline() == "begun\n"
+        rehearsal.terminate()
+        assert rehearsal.wait(60) == 128 + 15
+        assert child.read() == "", "its end of the pipe is closed: it is gone"
 
 
 def test_a_command_without_a_run_is_told_so(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,9 +58,11 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             print(f"  {what}", file=sys.stderr, flush=True)
 
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         verdict = rehearse(launch, scratch, steps=options.steps, tell=tell)
     finally:
+        signal.signal(signal.SIGTERM, before)
         if options.scratch is None:
             shutil.rmtree(scratch, ignore_errors=True)
     if options.json:
@@ -68,12 +72,17 @@ def run(options: argparse.Namespace) -> int:
     return OK if verdict.exact else DIFFERENT
 
 
+def _leave(number: int, frame: Any) -> None:
+    """As Ctrl-C does: up through everything that has something to end."""
+    raise SystemExit(128 + number)
+
+
 def _launch(command: Sequence[str], environment: Mapping[str, str], said: Path, limit: float) -> int:
     with open(said, "ab") as output:
         try:
             process = subprocess.Popen(
                 command, env={**os.environ, **environment}, stdout=output, stderr=output,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise SetupError(f"{command[0]} cannot be started: {error.strerror}") from error
@@ -96,6 +105,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    # What a shell script has started does not end with the shell.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _lines(verdict: Verdict) -> list[str]:

@@ -62,8 +62,8 @@ def things_in(scopes: Iterable[Scope], skip: Iterable[Any]) -> dict[str, Thing]:
     seen = {id(value) for value in skip}
     for scope in scopes:
         for name, value in scope.names.items():
-            if name in scope.carried.targets:
-                continue
+            if name in scope.carried.targets or not name.strip("_"):
+                continue  # what is called _ nobody reads
             for thing in _expand(scope, name, value, 0, seen):
                 if thing.name not in found and len(found) < _MOST:
                     found[thing.name] = thing
