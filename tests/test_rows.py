@@ -13,7 +13,7 @@ ROWS = [
     {"policy", "format", "redundancy"},
     {"stores", "jobs", "ranks"},
     {"checkpoints"},
-    {"tiers"},
+    {"tiers", "contents"},
     {"capture", "staging", "data"},
     {"engine"},
     {"integrations", "simulate", "programs", "doctor", "keeper"},

@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.find import Found, look
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
-from holdfast.cli.stored_state import SKELETON
+from holdfast.contents.records import SKELETON
 from holdfast.format.image import ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name

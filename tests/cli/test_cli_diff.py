@@ -8,10 +8,9 @@ import torch
 from cli_runs import flip, train
 
 import holdfast
-from holdfast.capture.torch_plan import METADATA_KEY
-from holdfast.cli.state_diff import compare, show_value
-from holdfast.cli.stored_numbers import largest_difference, numbers_in
-from holdfast.cli.stored_state import SKELETON, Leaf
+from holdfast.contents.diff import compare, show_value
+from holdfast.contents.numbers import largest_difference, numbers_in
+from holdfast.contents.state import Leaf
 
 
 def test_a_checkpoint_is_identical_to_itself(holdfast_command, finished_run):
@@ -77,10 +76,6 @@ def test_long_lists_are_cut_unless_all_is_asked_for(holdfast_command, finished_r
     monkeypatch.setattr("holdfast.cli.diff_cmd._SHOWN", 2)
     assert "more; --all prints them" in holdfast_command("diff", finished_run, "5", "20").out
     assert "more; --all prints them" not in holdfast_command("diff", finished_run, "5", "20", "--all").out
-
-
-def test_the_skeleton_is_found_under_the_name_that_capture_gives_it():
-    assert SKELETON == METADATA_KEY
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])

@@ -22,10 +22,9 @@ import holdfast
 from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.find import look
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
-from holdfast.cli.dcp_state import DCP_FORMAT, DCP_KEY
-from holdfast.cli.stored_tensors import Piece, StoredTensor, read_tensors, require_complete
+from holdfast.contents.regions import Piece, Region, require_complete
+from holdfast.contents.tensors import StoredTensor, read_tensors
 from holdfast.errors import CorruptCheckpoint
-from holdfast.integrations import torch_dcp_metadata
 from holdfast.integrations.torch_dcp import HoldfastWriter
 from holdfast.stores.directory import DirectoryStore
 
@@ -346,7 +345,7 @@ def spread_tensors(draw):
     for offset, shape in draw(st.permutations(blocks)):
         nbytes = item * int(np.prod(shape, dtype=int))
         start = draw(st.integers(0, len(FILE) - nbytes))
-        pieces.append(Piece("data.bin", start, start + nbytes, offset, shape))
+        pieces.append(Piece("data.bin", start, start + nbytes, Region(offset, shape)))
     whole = tuple(sum(lengths) for lengths in cuts)
     return item, StoredTensor("t", "uint8", "U8", whole, tuple(pieces))
 
@@ -357,9 +356,9 @@ def test_blocks_come_together_as_numpy_puts_them(one_file, spread):
     item, tensor = spread
     expected = np.zeros((*tensor.shape, item), np.uint8)
     for piece in tensor.pieces:
-        box = tuple(slice(a, a + n) for a, n in zip(piece.offset, piece.shape, strict=True))
+        box = tuple(slice(a, a + n) for a, n in zip(piece.region.offset, piece.region.shape, strict=True))
         block = np.frombuffer(FILE, np.uint8)[piece.start : piece.stop]
-        expected[box] = block.reshape(*piece.shape, item)
+        expected[box] = block.reshape(*piece.region.shape, item)
     require_complete("t", tensor.shape, tensor.pieces)
     assert bytes(read_tensors(*one_file, [tensor])[tensor]) == expected.tobytes()
 
@@ -415,7 +414,3 @@ def test_objects_with_tensors_survive_the_way_through_dcp(holdfast_command, dcp_
     dcp.load(wanted, checkpoint_id=tmp_path / "out", no_dist=True)
     assert all(torch.equal(wanted["app"]["model"][name], weights[name]) for name in weights)
     np.testing.assert_array_equal(wanted["other"]["array"], np.arange(3))
-
-
-def test_the_record_of_dcp_is_found_under_the_name_that_its_writer_gives_it():
-    assert (DCP_KEY, DCP_FORMAT) == (torch_dcp_metadata.KEY, torch_dcp_metadata.FORMAT)

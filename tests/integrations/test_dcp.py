@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.listing import checkpoints
 from holdfast.cli.main import main
+from holdfast.contents.dcp import DCP_KEY
 from holdfast.errors import (
     CorruptCheckpoint,
     Fenced,
@@ -32,7 +33,7 @@ from holdfast.errors import (
     StoreNotFound,
 )
 from holdfast.integrations.torch_dcp import HoldfastReader, HoldfastWriter
-from holdfast.integrations.torch_dcp_metadata import KEY, decode_metadata
+from holdfast.integrations.torch_dcp_metadata import decode_metadata
 from holdfast.stores.directory import DirectoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -352,7 +353,7 @@ def test_metadata_that_leaves_its_files_or_its_tensors_is_corrupt(
     manifest = committed(DirectoryStore(tmp_path / "run"))[0].manifest
     assert manifest is not None
     decode_metadata(manifest)
-    record: dict[str, Any] = manifest.values[KEY]
+    record: dict[str, Any] = manifest.values[DCP_KEY]
     record[field] = value
     with pytest.raises(CorruptCheckpoint):
         decode_metadata(manifest)

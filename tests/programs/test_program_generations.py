@@ -9,7 +9,7 @@ import pytest
 from holdfast.checkpoints.file_image import FileImage
 from holdfast.checkpoints.retain import Retention
 from holdfast.clock import SystemClock
-from holdfast.errors import NoValidCheckpoint, SaveError, TornSnapshot
+from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, SaveError, TornSnapshot
 from holdfast.events import CheckpointRejected, Event
 from holdfast.programs.generations import SET_ASIDE, Generations
 from holdfast.stores.directory import CKPT, DirectoryStore
@@ -69,6 +69,19 @@ def test_what_was_kept_comes_back_with_its_mode_and_time(generations: Generation
     assert (work / "empty").read_bytes() == b""
     after = (work / "a").stat()
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+def test_what_was_damaged_after_it_was_chosen_is_not_put_back(
+    generations: Generations, store: DirectoryStore, work: Path
+) -> None:
+    name = keep(generations, work, a=b"one")
+    (work / "a").unlink()
+    generation = generations.newest_good()
+    assert generation is not None
+    damage(store, name)
+    with pytest.raises(CorruptCheckpoint, match="does not match its digest"):
+        generations.put_back(generation, work, present=[])
+    assert not (work / "a").exists()
 
 
 def test_two_generations_are_kept(generations: Generations, store: DirectoryStore, work: Path) -> None:

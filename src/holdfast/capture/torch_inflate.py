@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.capture.torch_leaves import TORCH_LEAVES, leaf_from_bytes
-from holdfast.capture.torch_plan import METADATA_KEY
+from holdfast.contents.records import skeletons
 from holdfast.errors import CorruptCheckpoint, HoldfastError, SaveError
 from holdfast.format.image import ALIGNMENT, ImageLayout, header_length, parse_image, require_readable
 from holdfast.format.tree import inflate
@@ -23,9 +23,8 @@ def image_layout(image: memoryview) -> ImageLayout:
 def require_inflatable(layout: ImageLayout, name: str, values: Mapping[str, list[Any]]) -> None:
     """Before an image of this layout is written for the first time: the readers' own code must take it."""
     require_readable(layout, name)
-    skeletons = json.loads(layout.metadata[METADATA_KEY])
     try:
-        for key, node in skeletons.items():
+        for key, node in skeletons(layout, name).items():
             inflate(
                 node,
                 json.loads(json.dumps(values[key])),
@@ -39,10 +38,7 @@ def require_inflatable(layout: ImageLayout, name: str, values: Mapping[str, list
 def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The states of every tracked object in this image, by its key."""
     layout = image_layout(image)
-    try:
-        skeletons = json.loads(layout.metadata[METADATA_KEY])
-    except (KeyError, ValueError) as error:
-        raise CorruptCheckpoint(f"the image has no readable skeleton: {error!r}") from error
+    nodes = skeletons(layout, "the image")
     leaves: dict[str, Any] = {}
 
     def tensor(entry: dict[str, Any]) -> Any:
@@ -60,7 +56,7 @@ def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[st
         return leaves[name]
 
     try:
-        return {key: inflate(node, values[key], tensor, TORCH_LEAVES) for key, node in skeletons.items()}
+        return {key: inflate(node, values[key], tensor, TORCH_LEAVES) for key, node in nodes.items()}
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise CorruptCheckpoint(f"the image does not match its skeleton: {error!r}") from error
 

@@ -19,12 +19,12 @@ import torch
 from holdfast.capture.torch_groups import Ranks, Sharing, sample_of, spelled, spread
 from holdfast.capture.torch_leaves import CODES, TORCH_LEAVES, as_tensor, describe_leaf
 from holdfast.capture.torch_shards import is_sharded, local_of, writes_it
+from holdfast.contents.records import SKELETON
 from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
 from holdfast.format.rank_sets import spell_ranks
 from holdfast.format.tree import Flat, flatten, loosened, show_path, skeleton, tensor_paths
 
-METADATA_KEY = "holdfast.skeleton"
 STATE_FILE = "state.safetensors"
 
 
@@ -233,7 +233,7 @@ def plan_state(parts: Sequence[Part], lazy_ids: set[int], sharing: Sharing | Non
                 entries.append(entry)
                 position += 1
             skeletons[part.key] = skeleton(part.state, TORCH_LEAVES, iter(entries), part.key)
-        metadata = {METADATA_KEY: json.dumps(skeletons, separators=(",", ":"))}
+        metadata = {SKELETON: json.dumps(skeletons, separators=(",", ":"))}
         if role == "weights":
             metadata["format"] = "pt"
         keys = tuple(part.key for part in members)

@@ -10,24 +10,24 @@ rank that is what it was needs none of them.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from holdfast.capture.torch_fill import Need, Piece, filling, whole_of_one
-from holdfast.capture.torch_leaves import TORCH_LEAVES, dtype_from_name, dtype_of_code
-from holdfast.capture.torch_plan import METADATA_KEY
+from holdfast.capture.torch_leaves import TORCH_LEAVES, dtype_from_name, dtype_of_code, leaf_from_bytes
 from holdfast.capture.torch_reader import Reader
-from holdfast.capture.torch_shards import Region, is_sharded, like, region_of
+from holdfast.capture.torch_shards import is_sharded, like, region_of
+from holdfast.checkpoints.ranges import Wanted
+from holdfast.contents.records import Entry, skeletons, tensor_entries
+from holdfast.contents.regions import Piece, Region, fill
+from holdfast.contents.tensors import piece_of
 from holdfast.errors import CorruptCheckpoint, IncompatibleState
 from holdfast.format.image import ImageLayout
 from holdfast.format.rank_record import RankRecord
 from holdfast.format.rank_sets import parse_ranks
-from holdfast.format.tree import decode_key, inflate, show_path
+from holdfast.format.tree import inflate, show_path
 
 # Object, name, and the ranks that hold it together where those are not all of them.
 Id = tuple[str, str, str | None]
@@ -36,7 +36,7 @@ Id = tuple[str, str, str | None]
 @dataclass(frozen=True)
 class _Entry:
     path: tuple[Any, ...]
-    said: dict[str, Any]
+    said: Entry
 
     @property
     def id(self) -> Id:
@@ -74,11 +74,19 @@ class _Want:
         if self.region is None:
             self.missing = 0
         else:
-            both = self.region.meet(piece.region) if self.region.shape else piece.region
+            both = self.region.meet(piece.region)
             if both is None:
                 return
-            self.missing -= math.prod(both.shape)
+            self.missing -= both.count
         self.pieces[piece.region], self.code = piece, code
+
+
+@dataclass
+class Need:
+    """Bytes to be read, and what they become."""
+
+    finish: Callable[[], Any]
+    wanted: list[Wanted]
 
 
 class SavedState:
@@ -93,9 +101,9 @@ class SavedState:
         self._wants: dict[Id, _Want] = {}
         layouts = base.layouts()
         for file, layout in layouts.items():
-            for key, node in _skeletons(layout, file).items():
+            for key, node in skeletons(layout, file).items():
                 self._skeletons[key] = node
-                entries = [_Entry(path, said) for path, said in _tensor_entries(node, (key,))]
+                entries = [_Entry(path, said) for path, said in tensor_entries(node, (key,), TORCH_LEAVES)]
                 self._entries += entries
                 for entry in entries if keys is None or key in keys else ():
                     # One object per name: what was tied when it was saved is tied again.
@@ -138,12 +146,12 @@ class SavedState:
         for file, layout in layouts.items():
             if missing.isdisjoint(layout.spans):
                 continue
-            for key, node in _skeletons(layout, file).items():
-                for path, said in _tensor_entries(node, (key,)):
+            for key, node in skeletons(layout, file).items():
+                for path, said in tensor_entries(node, (key,), TORCH_LEAVES):
                     entry = _Entry(path, said)
                     if entry.id in self._open and entry.is_common and said["name"] in layout.spans:
                         self._open[entry.id].offer(
-                            _piece(said, file, layout), layout.tensors[said["name"]].dtype
+                            piece_of(said, file, layout), layout.tensors[said["name"]].dtype
                         )
         self._forget_complete(self._open)
 
@@ -155,12 +163,12 @@ class SavedState:
         if not entry.is_common:
             if said["name"] not in layout.spans:
                 raise CorruptCheckpoint(f"{show_path(entry.path)} is in none of the checkpoint's files")
-            mine = _piece(said, file, layout)
+            mine = piece_of(said, file, layout)
         whole = tuple(said["global"]) if "global" in said else mine.region.shape if mine else None
         target = self._reader.live(entry.path, whole)
         self._reader.require_unambiguous(entry.path, said, target, base.rank)
         region = None if whole is None else _part(target, whole, said["name"])[0]
-        want = _Want(entry, region, target, missing=1 if region is None else math.prod(region.shape))
+        want = _Want(entry, region, target, missing=1 if region is None else region.count)
         if mine is not None:
             want.pieces[mine.region], want.code, want.missing = mine, layout.tensors[said["name"]].dtype, 0
         return want
@@ -195,14 +203,14 @@ class SavedState:
             raise CorruptCheckpoint(f"{where} is in none of the checkpoint's files")
         target = want.target
         if "numpy" in said or not (want.entry.is_common or is_sharded(target)):
-            return whole_of_one(next(iter(pieces)), said, want.code)
+            return _whole_of_one(next(iter(pieces)), said, want.code)
         whole = tuple(said["global"]) if "global" in said else next(iter(pieces)).region.shape
         if want.region is None:
             target = self._reader.live(want.entry.path, whole)
         region, sharded = _part(target, whole, said["name"])
         dtype = _dtype(said, want.code, target)
         local = torch.empty(region.shape, dtype=dtype)
-        filled = filling(local, region, pieces, where)
+        filled = fill(_memory(local), region, pieces, local.itemsize, where)
         stride = said.get("stride") if not sharded else None
 
         def made() -> Any:
@@ -212,6 +220,19 @@ class SavedState:
             return like(local, target) if sharded else local
 
         return Need(made, filled.wanted)
+
+
+def _whole_of_one(piece: Piece, said: Entry, code: str) -> Need:
+    """A tensor or an array of one rank, whole."""
+    raw = torch.empty(piece.nbytes, dtype=torch.uint8)
+    shape = said.get("shape", piece.region.shape)
+    wanted = [Wanted(piece.file, piece.start, _memory(raw).data)] if raw.numel() else []
+    return Need(lambda: leaf_from_bytes(said, code, shape, raw), wanted)
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """Its bytes, as NumPy sees them."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _holders(region: Region, whole: Sequence[int], ranks: Sequence[int]) -> Iterator[int]:
@@ -227,7 +248,7 @@ def _part(target: Any, whole: tuple[int, ...], name: str) -> tuple[Region, bool]
     """What is needed of a tensor of this shape, and whether that is the part which the live one holds."""
     if is_sharded(target) and tuple(target.shape) == whole:
         return region_of(target, name), True
-    return Region((0,) * len(whole), whole), False
+    return Region.whole(whole), False
 
 
 def _dtype(said: Mapping[str, Any], code: str, target: Any) -> torch.dtype:
@@ -235,35 +256,3 @@ def _dtype(said: Mapping[str, Any], code: str, target: Any) -> torch.dtype:
         return dtype_from_name(said["dtype"])
     # A rank that holds nothing of it needs no file that would tell.
     return dtype_of_code(code) if code else target.dtype
-
-
-def _piece(said: Mapping[str, Any], file: str, layout: ImageLayout) -> Piece:
-    start, stop = layout.spans[said["name"]]
-    shape = tuple(said.get("shape", layout.tensors[said["name"]].shape))
-    return Piece(file, start, stop, Region(tuple(said.get("offset", (0,) * len(shape))), shape))
-
-
-def _skeletons(layout: ImageLayout, file: str) -> dict[str, Any]:
-    try:
-        found = json.loads(layout.metadata[METADATA_KEY])
-        if not isinstance(found, dict):
-            raise ValueError("not a table")
-        return found
-    except (KeyError, ValueError) as error:
-        raise CorruptCheckpoint(f"{file} has no readable skeleton: {error!r}") from error
-
-
-def _tensor_entries(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    if not isinstance(node, dict):
-        return
-    for kind, content in node.items():
-        if kind == "tensor":
-            yield path, content
-        elif kind == "wrapped":
-            yield from _tensor_entries(content, path)
-        elif kind in ("dict", "odict", "counter", "defaultdict"):
-            for key, item in content:
-                yield from _tensor_entries(item, (*path, decode_key(key, TORCH_LEAVES)))
-        elif kind != "with":
-            for index, item in enumerate(content):
-                yield from _tensor_entries(item, (*path, index))

@@ -7,38 +7,15 @@ from __future__ import annotations
 
 import sys
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from holdfast.contents.regions import Region
 from holdfast.errors import SetupError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-
-@dataclass(frozen=True)
-class Region:
-    """A block of a tensor: where it begins and how long it is in every dimension."""
-
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def meet(self, other: Region) -> Region | None:
-        """What lies in both; None if nothing does."""
-        begin = tuple(map(max, self.offset, other.offset))
-        ends = [
-            min(a + n, b + m)
-            for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
-        ]
-        shape = tuple(end - start for start, end in zip(begin, ends, strict=True))
-        return None if any(n <= 0 for n in shape) else Region(begin, shape)
-
-    def inside(self, outer: Region) -> tuple[slice, ...]:
-        """Where this block lies in a tensor that holds `outer`."""
-        pairs = zip(self.offset, self.shape, outer.offset, strict=True)
-        return tuple(slice(a - base, a - base + n) for a, n, base in pairs)
 
 
 def is_sharded(tensor: Any) -> TypeGuard[DTensor]:

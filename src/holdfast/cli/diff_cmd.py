@@ -14,11 +14,11 @@ from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.progress_bar import ProgressBar
 from holdfast.cli.ranks_said import ranks_of
 from holdfast.cli.run_folder import add_run_argument, choose, open_run
-from holdfast.cli.state_diff import StateDiff, TensorChange, ValueChange, compare, is_known_equal, of_one_form
-from holdfast.cli.stored_state import Leaf, Path, StoredState, of_rank, read_state
-from holdfast.cli.stored_tensors import StoredTensor, read_tensors
 from holdfast.cli.terminal import clean, columns, plural
 from holdfast.cli.watched_store import WatchedStore
+from holdfast.contents.diff import StateDiff, TensorChange, ValueChange, compare, is_known_equal, of_one_form
+from holdfast.contents.state import Leaf, Path, StoredState, of_rank, read_state
+from holdfast.contents.tensors import StoredTensor, read_tensors
 from holdfast.stores.base import Store
 
 _SHOWN = 20

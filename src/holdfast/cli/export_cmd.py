@@ -11,16 +11,16 @@ from typing import Any
 
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.read import read_files, require_manifest
-from holdfast.cli.dcp_state import is_dcp
 from holdfast.cli.exit_codes import DAMAGED, OK
 from holdfast.cli.json_output import add_json_option, print_json
 from holdfast.cli.progress_bar import ProgressBar
 from holdfast.cli.run_folder import OTHER_COPIES, add_run_argument, choose, no_checkpoint_yet, open_run
-from holdfast.cli.stored_state import read_state
 from holdfast.cli.terminal import clean
 from holdfast.cli.watched_store import WatchedStore
 from holdfast.cli.whole_output import new_file, new_folder, require_new
-from holdfast.cli.whole_weights import (
+from holdfast.contents.dcp import is_dcp
+from holdfast.contents.state import read_state
+from holdfast.contents.weights import (
     Weights,
     choose_model,
     is_plain,

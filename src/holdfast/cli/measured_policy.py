@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.checkpoints.find import Found
-from holdfast.cli.stored_state import read_state
 from holdfast.cli.terminal import plural
+from holdfast.contents.state import read_state
 from holdfast.events import (
     Event,
     Progress,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cli.dcp_state import is_dcp
+from holdfast.contents.dcp import is_dcp
 from holdfast.format.manifest import Manifest
 
 

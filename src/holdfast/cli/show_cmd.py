@@ -16,9 +16,9 @@ from holdfast.cli.list_cmd import summary
 from holdfast.cli.measured_policy import Measured, measure
 from holdfast.cli.ranks_said import ranks_of
 from holdfast.cli.run_folder import add_run_argument, choose, open_folder, open_run
-from holdfast.cli.stored_state import StoredState, read_state
 from holdfast.cli.terminal import age, clean, columns, plural, when
 from holdfast.clock import SystemClock
+from holdfast.contents.state import StoredState, read_state
 from holdfast.errors import CorruptCheckpoint, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.stores.base import Store

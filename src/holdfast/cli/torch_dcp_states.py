@@ -15,8 +15,8 @@ import torch
 from holdfast.capture.torch_leaves import TORCH_LEAVES, dtype_from_name, leaf_from_bytes
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import require_manifest
-from holdfast.cli.dcp_state import DcpPath, dcp_items
-from holdfast.cli.stored_tensors import StoredTensor, read_tensors
+from holdfast.contents.dcp import DcpPath, dcp_items
+from holdfast.contents.tensors import StoredTensor, read_tensors
 from holdfast.stores.base import Store
 
 

@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from holdfast.capture.torch_inflate import inflate_image
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import read_files, require_manifest
-from holdfast.cli.dcp_state import is_dcp
-from holdfast.cli.stored_tensors import read_tensors
 from holdfast.cli.torch_dcp_states import read_dcp_states, tensor_of
-from holdfast.cli.whole_weights import Weights
+from holdfast.contents.dcp import is_dcp
+from holdfast.contents.tensors import read_tensors
+from holdfast.contents.weights import Weights
 from holdfast.engine.torch_sharded_load import load_sharded
 from holdfast.stores.base import Store
 

@@ -14,9 +14,10 @@ from holdfast.capture.environment import describe_environment
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import CheckpointDraft
+from holdfast.contents.dcp import DCP_KEY
 from holdfast.errors import SaveError
 from holdfast.format.manifest import FileRecord, Manifest
-from holdfast.integrations.torch_dcp_metadata import KEY, encode_metadata
+from holdfast.integrations.torch_dcp_metadata import encode_metadata
 from holdfast.stores.base import Store
 
 
@@ -49,7 +50,7 @@ def manifest_of(
         **_said_by(told.draft),
         store=told.store,
         files=records,
-        values={KEY: encode_metadata(metadata, written, records), **values},
+        values={DCP_KEY: encode_metadata(metadata, written, records), **values},
         contains=_summary(metadata, flat),
         environment=describe_environment(),
         metrics=metrics,

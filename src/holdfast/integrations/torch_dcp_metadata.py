@@ -21,13 +21,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast.capture.torch_leaves import dtype_from_name, dtype_name
+from holdfast.contents.dcp import DCP_FORMAT, DCP_KEY
 from holdfast.errors import CorruptCheckpoint, SaveError, SetupError
 from holdfast.format.manifest import FileRecord, Manifest
 from holdfast.format.tree import Leaves, flatten, inflate, skeleton
 from holdfast.integrations.torch_dcp_items import Written
 
-FORMAT = 1
-KEY = "dcp"
 _FORMATS = {name: getattr(torch, name) for name in ("contiguous_format", "channels_last", "preserve_format")}
 # What a planner adds of its own holds no tensors.
 _PLAIN = Leaves()
@@ -77,7 +76,7 @@ def encode_metadata(
             said = {"object": place.node, "file": number, "values": [place.file.key, *place.values]}
         items.append([fqn, said])
     return {
-        "format": FORMAT,
+        "format": DCP_FORMAT,
         "items": items,
         "planner": _encode_plain(metadata.planner_data),
         "version": getattr(metadata, "version", None),
@@ -110,9 +109,9 @@ def _encode_plain(data: Any) -> Any:
 
 def decode_metadata(manifest: Manifest) -> Metadata:
     """DCP's Metadata again; its `storage_data` maps every index to its place."""
-    record: Any = manifest.values.get(KEY)
+    record: Any = manifest.values.get(DCP_KEY)
     try:
-        if record["format"] != FORMAT or set(record) != {"format", "items", "planner", "version"}:
+        if record["format"] != DCP_FORMAT or set(record) != {"format", "items", "planner", "version"}:
             raise ValueError("unknown fields or format")
         places: dict[MetadataIndex, TensorPlace | ObjectPlace] = {}
         state: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

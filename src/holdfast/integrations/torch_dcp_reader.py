@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from torch.futures import Future
 from holdfast.capture.torch_leaves import TORCH_LEAVES, leaf_from_bytes
 from holdfast.checkpoints.find import Found, committed, look_again
 from holdfast.checkpoints.proof import PROVEN
+from holdfast.checkpoints.ranges import chunks_of, read_chunks
 from holdfast.checkpoints.read import load_surely, require_manifest
+from holdfast.contents.dcp import DCP_KEY
+from holdfast.contents.regions import Region, row_major
 from holdfast.errors import (
     CorruptCheckpoint,
     IncompatibleState,
@@ -27,14 +31,15 @@ from holdfast.errors import (
     RestoreError,
     StoreNotFound,
 )
-from holdfast.format.image import ITEM_BYTES
+from holdfast.format.image import ITEM_BYTES, ImageLayout
 from holdfast.format.tree import inflate
 from holdfast.integrations.checkpoint_ids import step_in
-from holdfast.integrations.torch_dcp_metadata import KEY, ObjectPlace, TensorPlace, decode_metadata
-from holdfast.integrations.torch_dcp_ranges import Want, covering_span, read_wanted, row_major
+from holdfast.integrations.torch_dcp_metadata import ObjectPlace, TensorPlace, decode_metadata
+from holdfast.stores.base import Store
 from holdfast.stores.directory import DirectoryStore
 
 log = logging.getLogger("holdfast")
+Spans = Mapping[str, Mapping[str, tuple[int, int]]]
 
 
 class HoldfastReader(StorageReader):
@@ -95,7 +100,7 @@ class HoldfastReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wants: list[Want] = []
+        wants: list[_Want] = []
         objects: list[Callable[[], None]] = []
         for item in plan.items:
             place = self._places[item.storage_index]
@@ -105,7 +110,7 @@ class HoldfastReader(StorageReader):
                 raise IncompatibleState(f"{item.storage_index.fqn!r} was saved as a tensor")
             else:
                 wants.append(_wanted_tensor(item, place, planner))
-        self.bytes_read += read_wanted(self._store, self._chosen, wants, self._spans(), threads=self._threads)
+        self.bytes_read += _read(self._store, self._chosen, wants, self._spans(), self._threads)
         for load in objects:
             load()
         future: Future[None] = Future()
@@ -140,7 +145,7 @@ class HoldfastReader(StorageReader):
             except PROVEN:
                 log.warning("holdfast: %s is unreadable and passed over: %s", one.name, one.problem)
                 continue
-            if KEY not in manifest.values:
+            if DCP_KEY not in manifest.values:
                 raise IncompatibleState(
                     f"checkpoint {one.name} in {self.path} was not saved through DCP",
                     hint="restore it with holdfast.Run or holdfast.restore",
@@ -161,9 +166,61 @@ class HoldfastReader(StorageReader):
         return spans
 
 
-def _wanted_tensor(item: ReadItem, place: TensorPlace, planner: LoadPlanner) -> Want:
-    first, behind = covering_span(place.shape, item.storage_offsets, item.lengths)
-    nbytes = (behind - first) * place.dtype.itemsize
+@dataclass
+class _Want:
+    """Bytes [start, stop) of `file`. `into` gives the memory for them when the first has come, `done` is
+    called once when all have; neither is ever called from two threads at once."""
+
+    file: str
+    start: int
+    stop: int
+    into: Callable[[], torch.Tensor]
+    done: Callable[[], None]
+    _memory: torch.Tensor | None = field(default=None, init=False)
+    _missing: int = field(default=-1, init=False)
+
+    def memory(self) -> torch.Tensor:
+        if self._memory is None:
+            self._memory = self.into()
+        return self._memory
+
+    def came(self, nbytes: int) -> None:
+        self._missing = (self.stop - self.start if self._missing < 0 else self._missing) - nbytes
+        if self._missing == 0:
+            self.done()
+            self._memory = None
+
+
+def _read(store: Store, found: Found, wants: Sequence[_Want], spans: Spans, threads: int) -> int:
+    """Fill everything wanted and return how many bytes were read for it.
+
+    CorruptCheckpoint names the file, the chunk and, by `spans`, the tensors in it.
+    """
+    for want in wants:
+        if want.start == want.stop:
+            want.done()
+    by_chunk = chunks_of(found, wants)
+    placing = threading.Lock()
+
+    def take(name: str, index: int, start: int, chunk: memoryview) -> None:
+        data = torch.frombuffer(chunk, dtype=torch.uint8)
+        for want in by_chunk[name, index]:
+            low, high = max(want.start, start), min(want.stop, start + len(chunk))
+            with placing:
+                memory = want.memory()
+            memory[low - want.start : high - want.start].copy_(data[low - start : high - start])
+            with placing:
+                want.came(high - low)
+
+    layouts = {name: ImageLayout(b"", 0, {}, named) for name, named in spans.items()}
+    hint = "load an older one: HoldfastReader(path, step=...); see holdfast list"
+    return read_chunks(store, found, by_chunk, take, threads=threads, layouts=layouts, hint=hint)
+
+
+def _wanted_tensor(item: ReadItem, place: TensorPlace, planner: LoadPlanner) -> _Want:
+    box = Region(tuple(item.storage_offsets), tuple(item.lengths))
+    first, count = box.span_within(Region.whole(place.shape))
+    nbytes = count * place.dtype.itemsize
     start = place.start + first * place.dtype.itemsize
     memory: list[torch.Tensor] = []
 
@@ -185,15 +242,15 @@ def _wanted_tensor(item: ReadItem, place: TensorPlace, planner: LoadPlanner) -> 
             )
         raw = memory.pop() if memory else torch.empty(0, dtype=torch.uint8)
         if raw.numel() and raw.data_ptr() != target.data_ptr():
-            box = raw.view(place.dtype).as_strided(tuple(item.lengths), row_major(place.shape))
-            target.copy_(box)
+            rows = raw.view(place.dtype).as_strided(box.shape, row_major(place.shape))
+            target.copy_(rows)
         planner.commit_tensor(item, target)
 
-    return Want(place.file, start, start + nbytes, into, done)
+    return _Want(place.file, start, start + nbytes, into, done)
 
 
 def _wanted_object(
-    item: ReadItem, place: ObjectPlace, planner: LoadPlanner, wants: list[Want]
+    item: ReadItem, place: ObjectPlace, planner: LoadPlanner, wants: list[_Want]
 ) -> Callable[[], None]:
     """Ask for the object's tensors, and return what hands it to the planner once they are there."""
     raws: list[tuple[dict[str, Any], torch.Tensor]] = []
@@ -202,7 +259,7 @@ def _wanted_object(
         nbytes = ITEM_BYTES[entry["code"]] * int(torch.Size(entry["dims"]).numel())
         raw = torch.empty(nbytes, dtype=torch.uint8)
         raws.append((entry, raw))
-        wants.append(Want(place.file, entry["at"], entry["at"] + nbytes, lambda: raw, lambda: None))
+        wants.append(_Want(place.file, entry["at"], entry["at"] + nbytes, lambda: raw, lambda: None))
 
     inflate(place.node, place.values, ask, TORCH_LEAVES)
 

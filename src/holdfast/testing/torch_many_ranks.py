@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from holdfast.capture.torch_plan import METADATA_KEY
 from holdfast.checkpoints.find import Found
+from holdfast.contents.records import SKELETON
 from holdfast.format.checksum import ALGORITHM, CHUNK_BYTES, chunk_count, chunk_span, digest
 from holdfast.format.image import TensorSpec, plan_image
 from holdfast.format.manifest import FileRecord, Manifest
@@ -99,7 +99,7 @@ def _files_of(rank: int, world: int, tensors: int) -> tuple[bytes, bytes]:
     part = {"global": [world, COLUMNS], "offset": [rank, 0]}
     names = [parameter_name(index) for index in range(tensors)]
     entries = [[name, {"tensor": {"name": name, **part}}] for name in names]
-    layout = plan_image(specs, {METADATA_KEY: json.dumps({"model": {"dict": entries}}), "format": "pt"})
+    layout = plan_image(specs, {SKELETON: json.dumps({"model": {"dict": entries}}), "format": "pt"})
     image = bytearray(layout.size)
     image[: len(layout.header)] = layout.header
     values = torch.tensor([value_of(i, rank) for i in range(tensors)]).repeat_interleave(COLUMNS)

@@ -1,15 +1,23 @@
-"""What a skeleton and an image's header say about a tensor, together: of one rank, or of all of them."""
+"""Where a stored tensor's bytes lie, in how many files and blocks ever, and reading them whole. No torch.
+
+What a skeleton and an image's header say about a tensor comes together here: of one rank, or of all of them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.cli.stored_tensors import Piece, StoredTensor, require_complete
+import numpy as np
+
+from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.ranges import Wanted, read_ranges
+from holdfast.contents.regions import Bytes, Filling, Piece, Region, fill, require_complete
 from holdfast.errors import CorruptCheckpoint
 from holdfast.format.image import ImageLayout
+from holdfast.stores.base import Store
 
 # safetensors code -> the name that training knows it by.
 KINDS = {
@@ -18,6 +26,58 @@ KINDS = {
     "F64": "float64", "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """`kind` is the type it had in training, such as "float32", `code` the one that image files know;
+    `is_array` tells NumPy's arrays from tensors. What ranks hold in parts has no strides."""
+
+    name: str
+    kind: str
+    code: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    stride: tuple[int, ...] | None = None
+    strides_known: bool = True
+    is_array: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted({piece.file for piece in self.pieces})
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where its first byte lies; tensors are best read in this order."""
+        return (self.pieces[0].file, self.pieces[0].start) if self.pieces else ("", 0)
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{', '.join(map(str, self.shape))}]"
+
+
+def read_tensors(
+    store: Store, found: Found, tensors: Iterable[StoredTensor]
+) -> dict[StoredTensor, memoryview]:
+    """The verified bytes of each, whole and row-major. All at once, so that no chunk is read twice."""
+    wholes: dict[StoredTensor, memoryview] = {}
+    fillings: list[Filling] = []
+    for tensor in tensors:
+        if tensor in wholes:
+            continue
+        whole: Bytes = np.zeros(tensor.nbytes, dtype=np.uint8)
+        wholes[tensor] = whole.data
+        if tensor.pieces:
+            item = tensor.nbytes // math.prod(tensor.shape)
+            fillings.append(fill(whole, Region.whole(tensor.shape), tensor.pieces, item, tensor.name))
+    wanted: list[Wanted] = [want for filling in fillings for want in filling.wanted]
+    read_ranges(store, found, wanted)
+    for filling in fillings:
+        filling.finish()
+    return wholes
 
 
 @dataclass(frozen=True)
@@ -35,8 +95,7 @@ class _Gathered:
     said: Mapping[str, Any]
     code: str = ""
     shape: tuple[int, ...] = ()
-    # By offset and shape.
-    pieces: dict[tuple[object, object], Piece] = field(default_factory=dict)
+    pieces: dict[Region, Piece] = field(default_factory=dict)
 
 
 class CommonTensors:
@@ -54,14 +113,11 @@ class CommonTensors:
         gathered = self._found.setdefault(common, _Gathered(said))
         if common.name in layout.spans:
             spec = layout.tensors[common.name]
-            shape = tuple(said.get("shape", spec.shape))
-            piece = Piece(
-                file, *layout.spans[common.name], tuple(said.get("offset", (0,) * len(shape))), shape
-            )
-            gathered.code, gathered.shape = spec.dtype, shape
+            piece = piece_of(said, file, layout)
+            gathered.code, gathered.shape = spec.dtype, piece.region.shape
             # A tied tensor appears twice in one skeleton, a copy of a block in two files.
             if piece.nbytes:
-                gathered.pieces.setdefault((piece.offset, shape), piece)
+                gathered.pieces.setdefault(piece.region, piece)
         return common
 
     def whole(self, common: Common) -> StoredTensor:
@@ -85,10 +141,17 @@ class CommonTensors:
             str(said.get("dtype", KINDS[gathered.code])),
             gathered.code,
             shape,
-            tuple(sorted(pieces, key=lambda piece: piece.offset)),
+            tuple(sorted(pieces, key=lambda piece: piece.region.offset)),
             tuple(said["stride"]) if said.get("stride") and "global" not in said else None,
             strides_known="global" not in said,
         )
+
+
+def piece_of(said: Mapping[str, Any], file: str, layout: ImageLayout) -> Piece:
+    """The block of a tensor that a file holds, as its skeleton and its header say."""
+    name = said["name"]
+    shape = tuple(said.get("shape", layout.tensors[name].shape))
+    return Piece(file, *layout.spans[name], Region(tuple(said.get("offset", (0,) * len(shape))), shape))
 
 
 def tensor_of_one_rank(said: Mapping[str, Any], file: str, layout: ImageLayout) -> StoredTensor:
@@ -97,7 +160,7 @@ def tensor_of_one_rank(said: Mapping[str, Any], file: str, layout: ImageLayout) 
     kind, shape = said.get("dtype", KINDS[spec.dtype]), tuple(said.get("shape", spec.shape))
     if "numpy" in said:
         kind, shape = said["numpy"][0], tuple(said["numpy"][1])
-    piece = Piece(file, start, stop, (0,) * len(shape), shape)
+    piece = Piece(file, start, stop, Region.whole(shape))
     pieces = (piece,) if piece.nbytes else ()
     if pieces and (not math.prod(shape) or piece.nbytes % math.prod(shape)):
         raise CorruptCheckpoint(f"{name} in {file} has {piece.nbytes} bytes and the shape {list(shape)}")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import require_manifest
-from holdfast.cli.dcp_state import dcp_items, is_dcp
-from holdfast.cli.stored_state import StoredState
-from holdfast.cli.stored_tensors import StoredTensor, read_tensors
-from holdfast.cli.terminal import clean
+from holdfast.contents.dcp import dcp_items, is_dcp
+from holdfast.contents.state import StoredState
+from holdfast.contents.tensors import StoredTensor, read_tensors
 from holdfast.errors import SetupError
 from holdfast.format.image import TensorSpec, plan_image
 from holdfast.format.manifest import Manifest
@@ -80,7 +79,7 @@ _NO_TORCH = Leaves(decoders=dict.fromkeys(("torch.Size", "torch.dtype", "torch.d
 
 def _no_model(found: Found, name: str, known: Sequence[str]) -> SetupError:
     return SetupError(
-        f"{found.name} holds no model {clean(name, 60)!r}",
+        f"{found.name} holds no model {name[:60]!r}",
         hint=f"it holds {', '.join(known) or 'none'}; use --model",
     )
 

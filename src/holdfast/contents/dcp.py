@@ -9,15 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from holdfast.cli.stored_numbers import item_bytes
-from holdfast.cli.stored_tensors import Piece, StoredTensor, require_complete
-from holdfast.cli.tensor_entries import KINDS
+from holdfast.contents.numbers import item_bytes
+from holdfast.contents.regions import Piece, Region, require_complete
+from holdfast.contents.tensors import KINDS, StoredTensor
 from holdfast.errors import CorruptCheckpoint
 from holdfast.format.image import ITEM_BYTES
 from holdfast.format.manifest import Manifest
 from holdfast.format.tree import Leaves, inflate
 
-# What integrations calls KEY and FORMAT; a test holds them together.
 DCP_KEY, DCP_FORMAT = "dcp", 1
 _CODES = {kind: code for code, kind in KINDS.items()}
 _PLAIN = Leaves()
@@ -58,7 +57,7 @@ def _tensor(fqn: str, said: Mapping[str, Any], manifest: Manifest) -> StoredTens
     for offset, sizes, number, start in said["chunks"]:
         if math.prod(sizes):
             stop = start + math.prod(sizes) * item_bytes(kind)
-            pieces.append(_piece(manifest, number, start, stop, tuple(offset), tuple(sizes)))
+            pieces.append(_piece(manifest, number, start, stop, Region(tuple(offset), tuple(sizes))))
     require_complete(fqn, shape, pieces)
     return StoredTensor(fqn, kind, _CODES.get(kind, "U8"), shape, tuple(pieces), strides_known=False)
 
@@ -73,7 +72,7 @@ def _object(fqn: str, said: Mapping[str, Any], manifest: Manifest, leaves: Leave
             kind, shape = entry["numpy"][0], tuple(entry["numpy"][1])
         start = entry["at"]
         stop = start + ITEM_BYTES[entry["code"]] * math.prod(entry["dims"])
-        piece = _piece(manifest, said["file"], start, stop, (0,) * len(shape), shape)
+        piece = _piece(manifest, said["file"], start, stop, Region.whole(shape))
         pieces = (piece,) if piece.nbytes else ()
         require_complete(fqn, shape, pieces)
         stride = tuple(entry["stride"]) if entry.get("stride") else None
@@ -85,13 +84,11 @@ def _object(fqn: str, said: Mapping[str, Any], manifest: Manifest, leaves: Leave
     return inflate(said["object"], manifest.values[key][begin:end], tensor, leaves)
 
 
-def _piece(
-    manifest: Manifest, number: int, start: int, stop: int, offset: tuple[int, ...], shape: tuple[int, ...]
-) -> Piece:
+def _piece(manifest: Manifest, number: int, start: int, stop: int, region: Region) -> Piece:
     file = manifest.files[number]
     if number < 0 or not 0 <= start <= stop <= file.size:
         raise ValueError(f"bytes {start} to {stop} do not lie in {file.name}")
-    return Piece(file.name, start, stop, offset, shape)
+    return Piece(file.name, start, stop, region)
 
 
 def _no_tensor(entry: Any) -> Any:

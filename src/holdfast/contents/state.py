@@ -17,17 +17,14 @@ import numpy as np
 
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import require_manifest
-from holdfast.cli.dcp_state import dcp_items, is_dcp
-from holdfast.cli.stored_images import RankImages, images_of_ranks
-from holdfast.cli.stored_tensors import StoredTensor
-from holdfast.cli.tensor_entries import Common, CommonTensors, tensor_of_one_rank
+from holdfast.contents.dcp import dcp_items, is_dcp
+from holdfast.contents.records import read_records, skeletons
+from holdfast.contents.tensors import Common, CommonTensors, StoredTensor, tensor_of_one_rank
 from holdfast.errors import CorruptCheckpoint
 from holdfast.format.image import ImageLayout
+from holdfast.format.rank_record import RankRecord
 from holdfast.format.tree import Leaves, inflate
 from holdfast.stores.base import Store
-
-# What capture calls METADATA_KEY; its module imports torch, and a test holds the two together.
-SKELETON = "holdfast.skeleton"
 
 
 @dataclass(frozen=True)
@@ -99,15 +96,17 @@ def read_state(store: Store, found: Found) -> StoredState:
         return state
     roles = {record.name: record.role for record in manifest.files}
     together = CommonTensors()
-    for images in images_of_ranks(store, found):
-        leaves = _leaves_of(images, together)
-        if images.rank == 0:
+    for rank in range(manifest.world):
+        # One after the other: together they may be many.
+        said = read_records(store, found, [rank], verified=False)[0]
+        leaves, keys_in = _leaves_of(said, together)
+        if rank == 0:
             state.common = leaves
-            for file, layout in images.layouts.items():
+            for file, keys in keys_in.items():
                 if roles[file] == "weights":
-                    state.models |= dict.fromkeys(_skeletons(file, layout), file)
+                    state.models |= dict.fromkeys(keys, file)
         elif own := _where_it_differs(state.common, leaves):
-            state.own[images.rank] = own
+            state.own[rank] = own
     # Now that every rank's blocks are known.
     state.common = {path: _resolved(leaf, together) for path, leaf in state.common.items()}
     for rank, mine in state.own.items():
@@ -140,31 +139,25 @@ def same_value(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _leaves_of(images: RankImages, together: CommonTensors) -> dict[Path, Leaf]:
+def _leaves_of(said: RankRecord, together: CommonTensors) -> tuple[dict[Path, Leaf], dict[str, list[str]]]:
+    """What a rank holds, and the keys of the objects in each of its files."""
     leaves: dict[Path, Leaf] = {}
-    for file, layout in images.layouts.items():
-        for key, node in _skeletons(file, layout).items():
+    inside: dict[str, list[str]] = {}
+    for file, layout in said.layouts().items():
+        for key, node in skeletons(layout, file).items():
+            inside.setdefault(file, []).append(key)
 
-            def tensor(entry: Mapping[str, Any], key: str = key, file: str = file) -> Any:
-                layout = images.layouts[file]
+            def tensor(
+                entry: Mapping[str, Any], key: str = key, file: str = file, layout: ImageLayout = layout
+            ) -> Any:
                 return together.add(key, entry, file, layout) or tensor_of_one_rank(entry, file, layout)
 
             try:
-                state = inflate(node, images.values[key], tensor, _LEAVES)
+                state = inflate(node, said.values[key], tensor, _LEAVES)
             except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise CorruptCheckpoint(f"{file} does not match its skeleton: {error!r}") from error
             leaves.update(_flat(state, (key,), key))
-    return leaves
-
-
-def _skeletons(file: str, layout: ImageLayout) -> dict[str, Any]:
-    try:
-        found = json.loads(layout.metadata[SKELETON])
-    except (KeyError, ValueError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{file} has no readable skeleton: {error!r}") from error
-    if not isinstance(found, dict):
-        raise CorruptCheckpoint(f"{file} has a skeleton that is not an object")
-    return found
+    return leaves, inside
 
 
 def _flat(value: Any, path: Path, label: str) -> Iterator[tuple[Path, Leaf]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.cli.stored_numbers import item_bytes, largest_difference, numbers_in
-from holdfast.cli.stored_state import Leaf, Path, same_value
-from holdfast.cli.stored_tensors import StoredTensor
+from holdfast.contents.numbers import item_bytes, largest_difference, numbers_in
+from holdfast.contents.state import Leaf, Path, same_value
+from holdfast.contents.tensors import StoredTensor
 
 # Tensors are compared a slice at a time, so that the working memory stays small.
 _SLICE_BYTES = 16 << 20
