@@ -7,50 +7,50 @@ import fcntl
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.posix import PosixIO
 from holdfast.testing.memory_image import image_of
-from holdfast.testing.store_contract import newest_valid
+from holdfast.testing.store_contract import newest_valid, save
 
 pytestmark = pytest.mark.system
 TRIALS = 1000 if os.environ.get("HOLDFAST_TORTURE") else 15
 # ioctl(fd, _IOR('X', 125, u32), 2): stop now, flush nothing, not even the journal.
 SHUTDOWN, NO_LOG_FLUSH = 0x8004587D, struct.pack("I", 2)
 
-WRITER = """
-    import sys
-    from holdfast.checkpoints.retain import Ledger, Retention, prune
-    from holdfast.stores.directory import DirectoryStore
-    from holdfast.stores.posix import PosixIO
-    from holdfast.testing.store_contract import save
 
-    class Spoken(DirectoryStore):
-        def retire(self, name):
-            print("retiring", name, flush=True)
-            super().retire(name)
+class Spoken(DirectoryStore):
+    def retire(self, name: str) -> None:
+        os.write(1, f"retiring {name}\n".encode())
+        super().retire(name)
 
-    class Careless(PosixIO):
-        def fsync(self, file): pass
-        def fsync_directory(self, directory): pass
 
-    store = Spoken(sys.argv[1], spare_bytes=0, io=Careless() if len(sys.argv) > 2 else PosixIO())
+class Careless(PosixIO):
+    def fsync(self, file: int) -> None:
+        pass
+
+    def fsync_directory(self, directory: int) -> None:
+        pass
+
+
+def write_until_killed(folder: Path, io: PosixIO) -> None:
+    store = Spoken(folder, spare_bytes=0, io=io)
     epoch, ledger = store.claim(), Ledger()
     for step in range(1, 10**6):
         name = str(save(store, step, writer_epoch=epoch).name)
-        print("saved", name, flush=True)
+        os.write(1, f"saved {name}\n".encode())
         ledger.committed.add(name)
         prune(store, Retention(latest=2), ledger)
-"""
 
 
 class Disk:
@@ -90,16 +90,25 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     disk.unmount()
 
 
-def promised_until_the_cut(disk: Disk, lines: int, *how: str) -> tuple[list[str], set[str]]:
+def promised_until_the_cut(disk: Disk, lines: int, *, careless: bool = False) -> tuple[list[str], set[str]]:
     """Let a writer speak for a while, cut the power, and return what it had acknowledged and was retiring."""
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(disk.mount_point / "run"), *how]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert writer.stdout is not None
-    heard = [writer.stdout.readline().split() for _ in range(lines)]
-    # What it says from here on may come after the cut, so it counts as retired but not as saved.
-    disk.cut_power()
-    writer.kill()
-    heard_late = [line.split() for line in writer.communicate()[0].splitlines()]
+    hear, speak = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        try:
+            os.dup2(speak, 1)
+            os.close(hear)
+            write_until_killed(disk.mount_point / "run", Careless() if careless else PosixIO())
+        finally:
+            os._exit(1)
+    os.close(speak)
+    with open(hear) as pipe:
+        heard = [pipe.readline().split() for _ in range(lines)]
+        # What it says from here on may come after the cut, so it counts as retired but not as saved.
+        disk.cut_power()
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+        heard_late = [line.split() for line in pipe]
     saved = [name for word, name in heard if word == "saved"]
     retiring = {line[1] for line in heard + heard_late if line[0] == "retiring" and len(line) == 2}
     return saved, retiring
@@ -129,7 +138,7 @@ def test_no_power_cut_loses_an_acknowledged_checkpoint(
 
 def test_a_writer_that_skips_fsync_is_caught_by_this_very_test(disk: Disk) -> None:
     for _ in range(5):
-        saved, retiring = promised_until_the_cut(disk, 6, "careless")
+        saved, retiring = promised_until_the_cut(disk, 6, careless=True)
         disk.unmount()
         disk.mount()
         store = DirectoryStore(disk.mount_point / "run")
