@@ -123,3 +123,13 @@ def test_a_rewind_that_comes_no_further_is_not_tried_for_ever(tmp_path: Path) ->
 def test_an_unknown_word_is_refused(tmp_path: Path) -> None:
     with pytest.raises(holdfast.SetupError, match="on_nan"):
         holdfast.Run(tmp_path, on_nan="explode", model=nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("on_nan", "code"), [("stop", DO_NOT_RESTART), ("rewind", PLEASE_RUN_AGAIN)])
+def test_a_training_that_diverges_in_its_last_step_does_not_end_as_finished(
+    tmp_path: Path, on_nan: str, code: int
+) -> None:
+    losses = [1.0, 0.9, 0.8, math.nan]
+    # No save is due at the last step, so nobody has looked at its loss.
+    assert code_of(tmp_path, losses, every="3 steps", on_nan=on_nan) == code
+    assert steps(tmp_path) == [3]

@@ -5,6 +5,7 @@ Everything here runs on the training thread, except what is handed to a worker b
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -44,7 +45,7 @@ from holdfast.engine.torch_steppers import Steppers
 from holdfast.engine.torch_unheard import Unheard
 from holdfast.engine.torch_weight_watch import WeightWatch
 from holdfast.engine.writers import writer_for
-from holdfast.errors import HoldfastError, SaveError, SetupError
+from holdfast.errors import HoldfastError, SaveError, SetupError, StoreUnavailable
 from holdfast.events import (
     Event,
     LastSign,
@@ -411,7 +412,8 @@ class Session:
     def finish(self, *, failed: bool, may_save: bool = True) -> int | None:
         """Returns the exit code of a run that was stopped; None if its work is done, or failed. Raises why
         the last state is not saved: nobody may take such a run for complete."""
-        reason = None if self.state.is_complete else self.stopping.reason
+        diverged = not failed and self._diverged_at_the_end()
+        reason = self.stopping.reason if diverged or not self.state.is_complete else None
         how = "error" if failed else ("stopped" if reason else "finished")
         self._life.finishing(reason or "")
         unsaved: HoldfastError | None = None
@@ -461,6 +463,25 @@ class Session:
         saved = "with a checkpoint" if self.stopping.wants_last_save else "without saving it"
         log.warning("holdfast: stopped at step %d (%s), %s", self.state.step, reason, saved)
         return self.stopping.exit_code
+
+    def _diverged_at_the_end(self) -> bool:
+        """The last steps came since somebody looked, and perhaps on another rank. Such an end is a stop."""
+        if self._settings.on_nan == "warn" or self.stopping.is_agreed:
+            return not self.stopping.wants_last_save
+        self._has_diverged()
+        if self.together is not None:
+            mine = [not self.stopping.wants_last_save, self.stopping.reason, self.stopping.exit_code]
+            limit = self._settings.wait_limit_seconds
+            try:
+                heard = self.together.team.gather("diverged", json.dumps(mine).encode(), limit)
+            except StoreUnavailable as error:
+                log.warning("holdfast: whether another rank has diverged is not known: %s", error)
+                return not self.stopping.wants_last_save
+            for diverged, reason, code in map(json.loads, heard):
+                if diverged:
+                    self.stopping.agreed(reason, code)
+                    break
+        return not self.stopping.wants_last_save
 
     def _last_save(self, how: str) -> None:
         # One that is still in flight may fail: then this is where the state of this step is saved again.
