@@ -5,7 +5,8 @@ useful time) until the third failure, and from then on. The rule that knows save
 true mean rate; both keep to the budget and one save at a time. Restarts cost both alike and are left out.
 
     python benchmarks/not_knowing.py --write-docs         # the table in docs/policies.md
-    python benchmarks/not_knowing.py --traces FOLDER      # FOLDER/*.json: lists of up-times in seconds
+    python benchmarks/not_knowing.py --traces FOLDER      # and FOLDER/*.json: lists of up-times in seconds
+    python benchmarks/not_knowing.py --traces FOLDER --only-traces --write-docs    # that table alone
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SPELLS = 30
 SEEDS = 100
 EARLY = 2
 PAGE = REPOSITORY / "docs" / "policies.md"
-BEGIN, END = "<!-- not_knowing.py writes from here", "<!-- to here -->"
+GRID = ("<!-- not_knowing.py writes from here", "<!-- to here -->")
+TRACES = ("<!-- not_knowing.py writes the traces from here", "<!-- the traces: to here -->")
 MINUTE, HOUR, DAY, YEAR = 60.0, 3600.0, 86400.0, 365.25 * 86400.0
 RATES = (MINUTE, 10 * MINUTE, HOUR, 4 * HOUR, 2 * DAY, 30 * DAY, YEAR)
 COSTS = (1e-3, 15e-3, 0.1, 2.0, 60.0, 600.0)
@@ -161,26 +163,24 @@ def table(found: list[Found]) -> list[str]:
         "| failures | a save costs | " + " | ".join(format_seconds(rate) for rate in RATES) + " |",
         "|---|---|" + "---|" * len(RATES),
     ]
-    for way in dict.fromkeys(one.way for one in found if one.way in WAYS):
+    for way in dict.fromkeys(one.way for one in found):
         for cost in COSTS:
             cells = []
             for rate in RATES:
                 at = [one for one in found if (one.way, one.cost, one.mtbf) == (way, cost, rate)]
                 cells.append(f"{percent(at[0].late[1])} / {percent(at[0].late[0])}" if at else "–")
             lines.append(f"| {way} | {format_seconds(cost)} | " + " | ".join(cells) + " |")
-    traces = [one for one in found if one.way not in WAYS]
-    lines += ["", "| failures | a save costs | not knowing / knowing |", "|---|---|---|"] if traces else []
-    for one in traces:
-        if one.way not in WAYS:
-            cell = f"{percent(one.late[1])} / {percent(one.late[0])}"
-            lines.append(
-                f"| {one.way}, one in {format_seconds(one.mtbf)} | {format_seconds(one.cost)} | {cell} |"
-            )
     return lines
 
 
-def _trace(one: Found) -> str:
-    return f"trace {one.way}, one in {format_seconds(one.mtbf)}"
+def trace_table(found: list[Found]) -> list[str]:
+    lines = ["| trace | a save costs | not knowing / knowing |", "|---|---|---|"]
+    for one in found:
+        cell = f"{percent(one.late[1])} / {percent(one.late[0])}"
+        lines.append(
+            f"| {one.way}, one in {format_seconds(one.mtbf)} | {format_seconds(one.cost)} | {cell} |"
+        )
+    return lines
 
 
 def summary(found: list[Found]) -> list[str]:
@@ -194,9 +194,15 @@ def summary(found: list[Found]) -> list[str]:
         f"on at most 1.15 times the overhead of knowing plus 0.1 points and before that 1.5 times plus 0.2 "
         f"points, held in {held} of them. Less those points, the worst was {late:.2f} times "
         f"from the third failure on ({_name(worst_late)}) and {early:.2f} times before "
-        f"({_name(worst_early)}). Saves never took more than {100 * most:.2f} % of the time (budget 3 %). "
-        f"A quiet run of 30 days spends {100 * quiet(15e-3):.3f} % on saves of 15 ms and "
-        f"{100 * quiet(2.0):.2f} % on saves of 2 s."
+        f"({_name(worst_early)}). Saves never took more than {100 * most:.2f} % of the time (budget 3 %)."
+    ]
+
+
+def quiet_summary() -> list[str]:
+    short, dear = quiet(15e-3), quiet(2.0)
+    return [
+        f"A quiet run of 30 days spends {100 * short:.3f} % on saves of 15 ms and {100 * dear:.2f} % on "
+        "saves of 2 s."
     ]
 
 
@@ -214,31 +220,38 @@ def main() -> int:
     )
     parser.add_argument("--traces", type=Path, default=None)
     parser.add_argument("--quick", action="store_true", help="three settings")
+    parser.add_argument("--only-traces", action="store_true")
     parser.add_argument("--write-docs", action="store_true")
     given = parser.parse_args()
-    found: list[Found] = []
     rates, costs = ((MINUTE, 4 * HOUR), (15e-3, 2.0)) if given.quick else (RATES, COSTS)
-    for way, draw in WAYS.items():
+    found: list[Found] = []
+    for way, draw in WAYS.items() if not given.only_traces else ():
         for mtbf in rates:
             for cost in costs:
                 # Where the budget allows less than two saves between failures, no rule gets on.
                 if 2 * cost / BUDGET <= mtbf:
                     found.append(one := compare(way, draw, mtbf, cost))
                     _say(one)
+    if found:
+        _tell([*summary(found), *quiet_summary(), "", *table(found)], GRID, given.write_docs)
+    traced: list[Found] = []
     for path in sorted(given.traces.glob("*.json")) if given.traces else ():
         up = np.asarray(json.loads(path.read_text()), dtype=np.float64)
         for cost in (15e-3, 2.0, 60.0):
             if 2 * cost / BUDGET <= up.mean():
-                found.append(one := compare(path.stem, replayed(up), float(up.mean()), cost))
+                traced.append(one := compare(path.stem, replayed(up), float(up.mean()), cost))
                 _say(one)
-    text = [*summary(found), "", *table(found)]
-    print("\n".join(text))
-    if given.write_docs:
-        page = PAGE.read_text()
-        begin = page.index(BEGIN)
-        head = page[: page.index("\n", begin) + 1]
-        PAGE.write_text(head + "\n" + "\n".join(text) + "\n\n" + page[page.index(END) :])
+    if traced:
+        _tell([*summary(traced), "", *trace_table(traced)], TRACES, given.write_docs)
     return 0
+
+
+def _tell(text: list[str], between: tuple[str, str], write_docs: bool) -> None:
+    print("\n".join(text))
+    if write_docs:
+        page = PAGE.read_text()
+        head = page[: page.index("\n", page.index(between[0])) + 1]
+        PAGE.write_text(head + "\n" + "\n".join(text) + "\n\n" + page[page.index(between[1]) :])
 
 
 def _say(one: Found) -> None:

@@ -44,26 +44,33 @@ def hint_from_earlier_runs(environ: Mapping[str, str], uuid: str, nodes: int) ->
 def remember(environ: Mapping[str, str], uuid: str, nodes: int, history: FailureHistory, wall: float) -> None:
     """Keep what the journal of this run says by now, in place of what it said before."""
     lived = sum(spell.end - spell.start for spell in history.spells)
-    path = _path(environ)
-    if path is None or lived < LEAST_SECONDS:
+    if lived < LEAST_SECONDS:
         return
     runs = _read(environ)
     runs[uuid] = {
         "place": _place(environ), "node_seconds": nodes * lived, "failures": history.failures, "at": wall,
     }  # fmt: skip
     newest = sorted(runs.items(), key=lambda item: item[1]["at"])[-MOST_RUNS:]
+    write_cache(cache_file(environ, FILE), {"version": 1, "runs": dict(newest)})
+
+
+def write_cache(path: Path | None, content: dict[str, Any]) -> None:
+    """All or nothing, and without complaint."""
+    if path is None:
+        return
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"version": 1, "runs": dict(newest)}))
+        part.write_text(json.dumps(content))
         part.replace(path)
 
 
-def _path(environ: Mapping[str, str]) -> Path | None:
+def cache_file(environ: Mapping[str, str], name: str) -> Path | None:
+    """None where nothing shall be learned, or nowhere kept."""
     if environ.get(VARIABLE, "").strip().lower() in ("off", "0", "no"):
         return None
     home = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
-    return Path(home, "holdfast", FILE) if home else None
+    return Path(home, "holdfast", name) if home else None
 
 
 def _place(environ: Mapping[str, str]) -> str:
@@ -75,7 +82,7 @@ def _place(environ: Mapping[str, str]) -> str:
 
 
 def _read(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    path = _path(environ)
+    path = cache_file(environ, FILE)
     try:
         raw = json.loads(path.read_text()) if path is not None else {}
     except (OSError, ValueError):

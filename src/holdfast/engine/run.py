@@ -16,6 +16,7 @@ from holdfast.capture.torch_plan import encode_values, plan_state, take_parts
 from holdfast.capture.torch_registry import TrackedRandomness, track
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.clock import Clock, SystemClock
+from holdfast.engine.earlier_costs import costs_of_earlier_runs, remember_costs
 from holdfast.engine.earlier_runs import hint_from_earlier_runs, remember
 from holdfast.engine.halting import end_if_halted
 from holdfast.engine.handle import SaveHandle
@@ -35,6 +36,7 @@ from holdfast.engine.torch_loop_look import Coverage, Look
 from holdfast.engine.torch_rehearsal import Rehearsal
 from holdfast.engine.torch_restorer import Resumed
 from holdfast.engine.torch_session import Session
+from holdfast.engine.torch_setting import setting_before_the_first_save
 from holdfast.errors import SetupError
 from holdfast.jobs.deadline import GivenDeadline
 from holdfast.jobs.known_failures import what_is_known
@@ -45,6 +47,7 @@ from holdfast.policy.build import build_policy
 from holdfast.policy.convergence import ConvergenceSettings
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.failures import FailureHistory, Spell
+from holdfast.policy.profile import Profile
 from holdfast.ranks.torch_team import team_from_torch
 from holdfast.stores.journal import read_events
 from holdfast.tiers.words import Tier, parse_tiers
@@ -160,6 +163,7 @@ class Run:
         encode_values(parts)
         self._session: Session | None = None
         self._learned: tuple[str, int, FailureHistory, float] | None = None
+        self._setting: str | None = None
         self.resumed: Resumed | None = None
 
     # ---- the with block
@@ -189,6 +193,7 @@ class Run:
                 **self._when,
                 hints=self._hints(store.uuid, nodes, history) if leads else (),
                 history=history,
+                profile=self._earlier_costs(1 if team is None else team.world) if leads else None,
             )
             session = Session(
                 store,
@@ -216,6 +221,7 @@ class Run:
             session.finish(failed=True)
             raise
         self._session, self.resumed = session, session.resumed
+        self._remember_costs()  # what a predecessor measured that was killed before it could
         coverage = Coverage(self._tracked, self._state, lambda: self._loop.loaders)
         if self._rehearsal is not None:
             self._rehearsal.open(session, self._tracked, coverage, self._made_at)
@@ -236,6 +242,10 @@ class Run:
         known = what_is_known(nodes, spot, os.environ, failures_seen=seen)
         return known if earlier is None else (*known, earlier)
 
+    def _earlier_costs(self, world: int) -> Profile | None:
+        self._setting = setting_before_the_first_save(self.path, self._tracked, world)
+        return costs_of_earlier_runs(os.environ, self._setting)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -255,12 +265,17 @@ class Run:
             raise Stopped(code) from None
 
     def _remember(self, *, failed: bool) -> None:
-        """For other runs: how long this one lived, and whether it failed."""
+        """For other runs: how long this one lived, whether it failed, and what its saves cost."""
+        self._remember_costs()
         if self._learned is not None:
             uuid, nodes, history, began = self._learned
             now = self._clock.wall()
             spell = Spell(began, max(began, now), "failure" if failed else "planned")
             remember(os.environ, uuid, nodes, FailureHistory((*history.spells, spell)), now)
+
+    def _remember_costs(self) -> None:
+        if self._setting is not None:
+            remember_costs(os.environ, self._setting, self.policy.profile, self._clock.wall())
 
     # ---- what the user reads
 

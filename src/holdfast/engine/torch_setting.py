@@ -23,6 +23,22 @@ def setting_key(folder: str, tracked: Iterable[Any], state_bytes: int) -> str:
     )
 
 
+def setting_before_the_first_save(folder: str, tracked: Iterable[Any], world_size: int) -> str:
+    """The same before the state's size is known, which optimizers make up in their first step: by the weights
+    and by which optimizers there are."""
+    tracked = list(tracked)
+    modules = [item.module for item in tracked if isinstance(getattr(item, "module", None), torch.nn.Module)]
+    weights = sum(tensor.nbytes for module in modules for tensor in module.parameters())
+    optimizers = sorted(type(item.optimizer).__name__ for item in tracked if hasattr(item, "optimizer"))
+    return profile_key(
+        hardware=_hardware(),
+        storage=_storage(folder),
+        world_size=world_size,
+        dtype=" ".join([_dtype(tracked), *optimizers]),
+        state_bytes=weights,
+    )
+
+
 def _hardware() -> str:
     if torch.accelerator.is_available():
         name = str(torch.get_device_module().get_device_name())

@@ -143,7 +143,7 @@ class DebtPolicy:
             if age >= ending.gap:
                 return Decision(True, f"an even part of the time until the deadline, {format_seconds(age)}")
             return _NOT_DUE
-        if self._loss.debt >= bounds.price:
+        if self._loss.debt >= bounds.price and age >= bounds.shortest:
             return _LOOKING if self._costs.needs_quiet_steps else Decision(True, self._reason())
         if seen.epoch_ended and age >= bounds.interval / 2:
             return Decision(True, "the epoch ended, and a save was soon due")
@@ -275,7 +275,9 @@ class DebtPolicy:
             shortest=bounds.shortest,
             longest=bounds.longest,
         )
-        self._earliest = 0.0 if self._rhythm is not None or self._cost_used is None else bounds.shortest
+        # The first save of a fresh run proves that saving works; it does not wait for the budget.
+        first = self._cost_used is None or (self._fresh and not self._costs.saves_here)
+        self._earliest = 0.0 if self._rhythm is not None or first else bounds.shortest
         self._refresh_at = now + min(1.0, max(0.02, bounds.interval / 16))
 
     def _bounds_now(self) -> Bounds:
