@@ -579,4 +579,32 @@ def test_batches_that_a_loop_has_fetched_ahead_come_again(tmp_path: Path, kill_a
     body(tmp_path / "alone", None)
     assert pieced == trained
     report = audit_run(tmp_path / "killed")
-    assert report.ok, report.violations
+    assert report.ok, [*report.violations, *report.unknown]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_audit_does_not_say_ok_where_it_cannot_know_what_was_fetched_ahead(
+    tmp_path: Path, ahead: bool
+) -> None:
+    for kill in (2, None):
+        work = Work()
+        try:
+            with work.run(tmp_path, audit_data=True) as run:
+                for _ in run.epochs(2):
+                    batches = iter(run.batches(work.loader))
+                    waiting = [next(batches)] if ahead else []
+                    while True:
+                        waiting += [batch for batch in [next(batches, None)] if batch is not None]
+                        if not waiting:
+                            break
+                        (x,) = waiting.pop(0)
+                        work.step(x)
+                        run.end_step()
+                        if run.step == kill:
+                            crash(run)
+        except Killed:
+            pass
+    report = audit_run(tmp_path)
+    assert report.violations == []
+    assert report.ok is not ahead
+    assert [said.split(":")[0] for said in report.unknown] == (["loader0"] if ahead else [])

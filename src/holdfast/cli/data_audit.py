@@ -35,6 +35,8 @@ def _print(report: AuditReport) -> None:
     print(f"{plural(report.attempts, 'attempt')}, {plural(report.undone, 'batch')} undone by restarts")
     for violation in report.violations:
         print(f"VIOLATED: {clean(violation)}")
+    for unknown in report.unknown:
+        print(f"UNKNOWN: {clean(unknown)}")
 
 
 def _row(one: PassReport) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 class Ahead:
     def __init__(self) -> None:
         self.known = 0
+        self._is_settled = False
         self._per_step = 1
         self.begin()
 
@@ -39,6 +40,7 @@ class Ahead:
         if len(self._intervals) == 3 and self._intervals[1] == self._intervals[2]:
             first, self._per_step, _ = self._intervals
             self.known = max(0, first - self._per_step)
+            self._is_settled = True
 
     def untrained(self, step: int) -> int:
         """Batches that were handed out and that no complete step has used."""
@@ -46,8 +48,14 @@ class Ahead:
             return 0
         return max(0, self._handed - self._per_step * (step - self._first_step))
 
+    def is_sure(self, step: int) -> bool:
+        """Whether `untrained` is known, and not only taken to be nothing: more batches than steps are what
+        looking ahead and accumulating have in common, until a few steps have told them apart."""
+        return self._is_settled or self._handed <= step - self._first_step
+
     def state(self) -> dict[str, Any]:
         return {"known": self.known, "per_step": self._per_step}
 
     def load(self, state: dict[str, Any]) -> None:
         self.known, self._per_step = state["known"], state["per_step"]
+        self._is_settled = not state.get("unsure", False)

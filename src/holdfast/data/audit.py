@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,17 +39,19 @@ class PassReport:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """`violations` are sentences, the earliest first; none of them means that the promise held."""
+    """`violations` are sentences, the earliest first; `unknown` says where nobody can tell. None of either
+    means that the promise held."""
 
     path: Path
     attempts: int
     passes: list[PassReport]
     undone: int
     violations: list[str]
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        return not self.violations
+        return not self.violations and not self.unknown
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,17 @@ def audit_run(path: str | Path) -> AuditReport:
             by_pass[feed, entry.record.epoch, entry.record.passes].append(entry)
         passes += [_check_pass(key, by_pass[key], violations) for key in sorted(by_pass)]
     attempts = len({log.attempt for log in logs})
-    return AuditReport(Path(path), attempts, passes, undone, violations)
+    return AuditReport(Path(path), attempts, passes, undone, violations, list(_unknown(logs)))
+
+
+def _unknown(logs: Sequence[AttemptLog]) -> Iterator[str]:
+    for log in logs:
+        for feed in sorted({record.feed for record in log.records if record.unsure}):
+            yield (
+                f"{feed}: the loop had fetched more batches than it had made steps when the checkpoint of "
+                f"step {log.start_step} was made, too early to tell fetched ahead from accumulated: "
+                f"attempt {log.attempt} may have passed over one"
+            )
 
 
 def _survivors(feed: str, logs: Sequence[AttemptLog], violations: list[str]) -> tuple[list[_Entry], int]:

@@ -55,6 +55,8 @@ class AuditRecord:
     may_drop: bool = False
     step: int = 0
     again: int = 0  # so many batches the attempt before had fetched ahead and not trained on: they come again
+    # Its checkpoint was made before anybody could tell whether batches had been fetched ahead.
+    unsure: bool = False
 
 
 class AuditLog:
@@ -92,11 +94,11 @@ class AuditLog:
 
     def __call__(self, record: AuditRecord) -> None:
         feed: tuple[Any, ...] = (record.feed, record.size, record.once_each, record.may_drop)
-        feed += (record.again,) if record.again else ()
+        feed += (record.again, record.unsure) if record.again or record.unsure else ()
         number = self._feeds.get(feed)
         if number is None:
             number = self._feeds[feed] = len(self._feeds)
-            names = ("feed", "size", "once_each", "may_drop", "again")
+            names = ("feed", "size", "once_each", "may_drop", "again", "unsure")
             self._append(_framed(bytes([_JSON]) + json.dumps(dict(zip(names, feed, strict=False))).encode()))
         indices = _as_numbers(record.indices)
         head = _BATCH.pack(

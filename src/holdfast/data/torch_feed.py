@@ -95,6 +95,7 @@ class Feed:
         # Where the last batches were handed out from: those that were only fetched ahead come again.
         self._recent: deque[tuple[Position, Any]] = deque(maxlen=256)
         self._again = 0
+        self._unsure = False
         self._is_old_way = False  # the pass under way was begun by the other of the two ways, and ends by it
         self._at: Position | None = None
         self._restored = False
@@ -240,6 +241,7 @@ class Feed:
             once_each=self._source.once_each,
             may_drop=self._source.may_drop,
             again=self._again,
+            unsure=self._unsure,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -251,7 +253,10 @@ class Feed:
             at, states = self._recent[-untrained]
             kept = kept if states is None else {**kept, "states": states}
         state = {**position_to_state(at, shape), "trained_on": self.trained_on, "source": kept}
-        return {**state, "ahead": {**self._ahead.state(), "again": untrained}} if self._ahead.known else state
+        unsure = self.trained_on and self._steps is not None and not self._ahead.is_sure(self._step())
+        if not self._ahead.known and not unsure:
+            return state
+        return {**state, "ahead": {**self._ahead.state(), "again": untrained, "unsure": unsure}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where `state_dict` was taken. Before the first `batches`; nothing is loaded yet."""
@@ -286,6 +291,7 @@ class Feed:
         if ahead := state.get("ahead"):
             self._ahead.load(ahead)
             self._again = ahead["again"]
+            self._unsure = ahead.get("unsure", False)
 
     def _salt(self) -> int:
         """The loader by its name; and the rank, where ranks do not share one order."""
