@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.plan.monte_carlo import Beliefs
 from holdfast.policy.belief import belief_from
-from holdfast.simulate.beliefs import Beliefs
 from holdfast.units import format_seconds
 from options import REPOSITORY
 

@@ -6,12 +6,12 @@ import statistics
 import time
 from collections.abc import Callable
 
+from holdfast.plan.failure_models import Poisson
+from holdfast.plan.model import Job, parse_tiers
+from holdfast.plan.strategies import compare
 from holdfast.policy.build import build_policy
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.observation import Observation, SaveCost
-from holdfast.simulate.compare import compare
-from holdfast.simulate.failure_models import Poisson
-from holdfast.simulate.job import Job, parse_tiers
 from options import parse_options
 from scoreboard import Scoreboard
 

@@ -16,7 +16,7 @@ ROWS = [
     {"tiers", "contents"},
     {"capture", "staging", "data"},
     {"engine"},
-    {"integrations", "simulate", "programs", "doctor", "keeper"},
+    {"integrations", "plan", "programs", "doctor", "keeper"},
     {"cli"},
 ]
 ROW_OF = {name: number for number, names in enumerate(ROWS) for name in names}

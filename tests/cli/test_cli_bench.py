@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.cli.bench_cmd import affordable_size, interval
+from holdfast.cli.trials.bench_cmd import affordable_size, interval
 from holdfast.errors import SetupError
 
 

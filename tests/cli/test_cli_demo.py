@@ -1,13 +1,23 @@
 """`holdfast demo` does what it says, and its picture is readable anywhere."""
 
 import io
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
-from holdfast.cli.demo_child import TrainingProcess
-from holdfast.cli.demo_picture import Glyphs, Screen, heading, lane_line, summary
-from holdfast.cli.demo_script import KILLED, NONE, OURS, PLAIN, DemoResult, KillResult, Lane, WayResult
+from holdfast.cli.trials.demo_cmd import HEADING, Glyphs, Screen, lane_line, summary
+from holdfast.cli.trials.demo_run import (
+    KILLED,
+    NONE,
+    OURS,
+    PLAIN,
+    DemoResult,
+    KillResult,
+    Lane,
+    TrainingProcess,
+    WayResult,
+)
 from holdfast.errors import SetupError
 
 WAYS = tuple(
@@ -62,7 +72,7 @@ def test_every_line_fits_80_columns():
         Lane(OURS, 99999, step=99999, seconds=99999.9, loss=12345.678),
     ]
     for glyphs in (Glyphs("utf-8"), Glyphs("ascii")):
-        lines = [*heading(), *(lane_line(lane, glyphs) for lane in lanes)]
+        lines = [*HEADING.splitlines(), *(lane_line(lane, glyphs) for lane in lanes)]
         lines += summary(replace(RESULT, load=99.0), glyphs)
         assert max(map(len, lines)) <= 80
 
@@ -132,7 +142,8 @@ def test_a_terminal_is_redrawn_in_place(monkeypatch):
 
 
 def test_a_training_process_that_dies_is_explained(tmp_path):
-    with TrainingProcess(tmp_path / "log") as process:
+    with ExitStack() as alive:
+        process = TrainingProcess(tmp_path / "log", alive)
         process.kill()
         (tmp_path / "log").write_text("Traceback\nImportError: no such thing\n")
         with pytest.raises(SetupError, match="ended too early: ImportError: no such thing"):

@@ -73,7 +73,7 @@ def test_damaged_bytes_are_never_compared(holdfast_command, own_run, own_checkpo
 
 
 def test_long_lists_are_cut_unless_all_is_asked_for(holdfast_command, finished_run, monkeypatch):
-    monkeypatch.setattr("holdfast.cli.diff_cmd._SHOWN", 2)
+    monkeypatch.setattr("holdfast.cli.stored.diff_cmd._SHOWN", 2)
     assert "more; --all prints them" in holdfast_command("diff", finished_run, "5", "20").out
     assert "more; --all prints them" not in holdfast_command("diff", finished_run, "5", "20", "--all").out
 

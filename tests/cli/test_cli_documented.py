@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import exit_codes
-from holdfast.cli.main import VERBS, available_verbs
+from holdfast.cli import result
+from holdfast.cli.main import VERBS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cli.md").read_text()
@@ -20,7 +20,7 @@ maker = module_from_spec(spec)
 spec.loader.exec_module(maker)
 
 
-@pytest.mark.parametrize("verb", available_verbs())
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_and_option_is_in_the_page(verb):
     _, _, section = PAGE.partition(f"### `holdfast {verb}`")
     assert section, f"{verb} is not documented; {_REFRESH}"
@@ -30,10 +30,10 @@ def test_every_verb_and_option_is_in_the_page(verb):
 
 
 def test_no_verb_in_the_page_is_gone():
-    assert set(re.findall(r"### `holdfast ([a-z-]+)`", PAGE)) == set(available_verbs())
+    assert set(re.findall(r"### `holdfast ([a-z-]+)`", PAGE)) == set(VERBS)
 
 
 def test_every_exit_code_is_in_the_page():
-    for name, code in vars(exit_codes).items():
+    for name, code in vars(result).items():
         if isinstance(code, int) and name.isupper():
             assert f"| {code} |" in PAGE, name

@@ -10,7 +10,9 @@ import torch
 from cli_runs import Answer, train
 
 import holdfast
-from holdfast.cli.main import available_verbs
+from holdfast.cli import opened_run
+from holdfast.cli.main import VERBS
+from holdfast.contents import dcp
 from holdfast.errors import InternalError
 
 READING = (
@@ -81,7 +83,7 @@ def test_our_own_bug_asks_to_be_reported(holdfast_command, finished_run, monkeyp
     def broken(options: object) -> int:
         raise InternalError("the impossible happened")
 
-    monkeypatch.setattr("holdfast.cli.list_cmd.run", broken)
+    monkeypatch.setattr("holdfast.cli.stored.list_cmd.run", broken)
     answer = holdfast_command("list", finished_run)
     assert answer.code == 1
     assert "please report it" in answer.err
@@ -91,7 +93,7 @@ def test_ctrl_c_answers_130(holdfast_command, finished_run, monkeypatch):
     def interrupted(options: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli.list_cmd.run", interrupted)
+    monkeypatch.setattr("holdfast.cli.stored.list_cmd.run", interrupted)
     assert holdfast_command("list", finished_run).code == 130
 
 
@@ -182,7 +184,7 @@ def test_a_manifest_of_the_wrong_shape_is_a_problem_and_not_a_crash(
 
 
 def test_every_verb_in_the_table_can_be_asked_for_help(holdfast_command):
-    for verb in available_verbs():
+    for verb in VERBS:
         answer = holdfast_command(verb, "--help")
         assert answer.code == 0, verb
         assert "--json" in answer.out, f"{verb} has no --json"
@@ -192,3 +194,16 @@ def test_two_runs_in_one_process_do_not_disturb_each_other(holdfast_command, tmp
     for name in ("a", "b"):
         train(tmp_path / name, (1, 2))
     assert holdfast_command("diff", tmp_path / "a", "2", "2", "--other-run", tmp_path / "b").code == 0
+
+
+def test_list_imports_neither_torch_nor_numpy(finished_run):
+    code = (
+        "import sys; from holdfast.cli.main import main\n"
+        "main(['list', sys.argv[1]])\n"
+        "sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(finished_run)], timeout=120).returncode == 0
+
+
+def test_a_state_of_dcp_is_known_by_the_key_that_its_reader_looks_for():
+    assert opened_run.DCP_KEY == dcp.DCP_KEY

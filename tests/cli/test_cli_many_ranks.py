@@ -163,7 +163,7 @@ def test_show_counts_over_all_ranks(holdfast_command, saved):
 
 
 def test_show_puts_the_files_of_many_ranks_in_one_row(holdfast_command, saved, monkeypatch):
-    monkeypatch.setattr("holdfast.cli.show_cmd._FILES_SHOWN", 5)
+    monkeypatch.setattr("holdfast.cli.stored.show_cmd._FILES_SHOWN", 5)
     out = holdfast_command("show", saved[0] / "ddp").out
     assert "model-r*.safetensors (2 files)" in out
     assert "model-r00000" not in out

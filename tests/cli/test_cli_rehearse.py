@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.doctor.rehearsed import Verdict
+from holdfast.doctor.rehearsed import RehearsalVerdict
 from holdfast.doctor.rehearsing import rehearse
 from holdfast.engine.rehearsal_plan import Records, plan_in
 
@@ -131,7 +131,7 @@ def test_all_ranks_of_torchrun_are_proven_exact_or_the_rank_with_the_gap_is_name
         assert [cause["name"] for cause in said["difference"]["causes"]] == ["noise"]
 
 
-def of_two_ranks(folder: Path, *, changed: int = -1, killed: tuple[int, ...] = (0, 1)) -> Verdict:
+def of_two_ranks(folder: Path, *, changed: int = -1, killed: tuple[int, ...] = (0, 1)) -> RehearsalVerdict:
     """A launcher whose ranks write down what ranks write down. `changed` computes another loss when resumed;
     of the ranks only `killed` come to say that they were killed: a launcher ends the others."""
 

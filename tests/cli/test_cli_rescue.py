@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.find import committed
-from holdfast.cli.rescue import rescue
+from holdfast.cli.running.rescue import rescue
 from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.memory_folder import default_root

@@ -90,7 +90,7 @@ def test_data_proves_every_sample_once(holdfast_command, audited_run):
 def test_a_violated_audit_answers_3(holdfast_command, audited_run, monkeypatch):
     honest = audit_run(audited_run)
     monkeypatch.setattr(
-        "holdfast.data.audit.audit_run",
+        "holdfast.cli.stored.verify_cmd.audit_run",
         lambda path: replace(honest, violations=["index 3 came twice \x1b[2J"]),
     )
     answer = holdfast_command("verify", audited_run, "--data")

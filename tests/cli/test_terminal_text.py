@@ -7,12 +7,9 @@ import pytest
 
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import read_files
-from holdfast.cli.exit_codes import of_checked
-from holdfast.cli.json_output import plain
-from holdfast.cli.progress_bar import ProgressBar
-from holdfast.cli.read_only_store import ReadOnlyStore
-from holdfast.cli.terminal import age, clean, columns, plural, shorten, when
-from holdfast.cli.watched_store import WatchedStore
+from holdfast.cli.read_only_store import ReadOnlyStore, WatchedStore
+from holdfast.cli.render import ProgressBar, age, clean, lines_of, plain, plural, shorten, show, when
+from holdfast.cli.result import FactList, Result, Table, of_checked
 from holdfast.errors import InternalError
 from holdfast.stores.directory import DirectoryStore
 from holdfast.testing.fake_clock import FakeClock
@@ -45,11 +42,26 @@ def test_long_text_is_cut_with_a_mark():
     assert clean("abcdef", 6) == "abcdef"
 
 
-def test_columns_never_exceed_the_terminal(monkeypatch):
+def test_a_table_never_exceeds_the_terminal_and_is_never_cut_in_a_pipe(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "50")
-    lines = columns(["n", "text"], [["1", "x" * 100], ["20", "y"]], left=(1,))
+    result = Result(text=[Table(["n", "text"], [["1", "x" * 100], ["20", "y"]], left=(1,))])
+    show(result, as_json=False)
+    piped = capsys.readouterr().out.splitlines()
+    assert piped[1] == " 1  " + "x" * 100
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    show(result, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) == 50
     assert lines[2] == "20  y"
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["\x1b[31mred", FactList([("name", "\x1b[31mred")]), Table(["\x1b[31mred"], [["\x1b]0;title\x07"]])],
+)
+def test_whatever_a_verb_returns_is_cleaned_before_it_is_printed(block):
+    assert "\x1b" not in "".join(lines_of(block))
+    assert "red" in "".join(lines_of(block))
 
 
 def test_times_that_are_no_times_are_shown_as_they_stand():

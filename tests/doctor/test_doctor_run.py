@@ -15,8 +15,7 @@ from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.cli.main import main
 from holdfast.clock import SystemClock
 from holdfast.doctor.checks import RUN_CHECKS, examine
-from holdfast.doctor.facts import Facts, gather
-from holdfast.doctor.mounts import mount_of, parse_mounts
+from holdfast.doctor.facts import Facts, gather, mount_of, parse_mounts
 from holdfast.events import AttemptEnded, Event, RunStarted, SaveCommitted, SaveFailed, SnapshotTaken
 from holdfast.format.manifest import utc_text
 from holdfast.stores.directory import DirectoryStore

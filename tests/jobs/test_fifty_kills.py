@@ -11,7 +11,7 @@ import pytest
 from small_training import train
 from warm_python import EPOCHS, KILLS
 
-from holdfast.cli.run_cmd import newest_checkpoint
+from holdfast.cli.running.run_history import newest_checkpoint
 from holdfast.events import AttemptEnded, Event
 from holdfast.jobs.attempts import RestartRules
 from holdfast.jobs.supervisor import Supervisor, SupervisorSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.run_cmd import _deadline
+from holdfast.cli.running.run_cmd import _deadline
 from holdfast.clock import Clock, SystemClock
 from holdfast.engine.stopping import Stopping
 from holdfast.jobs.environment import WallDeadline

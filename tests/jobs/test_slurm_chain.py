@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.cli.main import main
-from holdfast.cli.slurm_status import attempts_of
+from holdfast.cli.running.slurm_status import attempts_of
 from holdfast.events import AttemptStarted, Event, Progress, RunEnded, RunStarted
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.cli.run_history import newest_checkpoint
+from holdfast.cli.running.run_history import newest_checkpoint
 from holdfast.jobs import exit_codes, supervisor_child
 
 

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from holdfast.checkpoints.find import committed
-from holdfast.cli.run_history import leaving
+from holdfast.cli.running.run_history import leaving
 from holdfast.errors import HoldfastError
 from holdfast.jobs.attempts import RestartRules
 from holdfast.jobs.spot_machine import spot_poller

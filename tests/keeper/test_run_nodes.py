@@ -10,7 +10,7 @@ import pytest
 from nodes import HERE, Director
 
 from holdfast.cli.main import main
-from holdfast.cli.run_nodes import count_nodes, own_address
+from holdfast.cli.running.run_nodes import count_nodes, own_address
 from holdfast.errors import SetupError
 
 

@@ -169,7 +169,7 @@ def test_who_was_asked_to_stop_says_so_before_the_end_of_the_job() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, holdfast.cli.app_cmd; sys.exit('torch' in sys.modules)"
+    code = "import sys, holdfast.cli.running.app_cmd; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

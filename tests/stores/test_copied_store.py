@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.cli.dry_run import DryRun
+from holdfast.cli.read_only_store import DryRun
 from holdfast.errors import SetupError
 from holdfast.stores.copied_store import COPIED, is_marked_as_copy
 from holdfast.stores.directory import DirectoryStore

@@ -1,7 +1,7 @@
-"""`holdfast VERB ...`: finds the verb, runs it, and turns what goes wrong into one line and an exit code.
+"""`holdfast VERB ...`: finds the verb, prints its result, turns an error into one line and an exit code.
 
 A verb's module is imported only when that verb is used, so that `holdfast list` stays quick and works
-without torch. Each has `add_parser(subparsers)`, which sets `run`, a function from options to exit code.
+without torch. Each has `add_parser(subparsers)`, which sets `run`, a function from options to a Result.
 """
 
 from __future__ import annotations
@@ -11,38 +11,39 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import holdfast
-from holdfast.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
-from holdfast.cli.json_output import print_json
-from holdfast.cli.terminal import clean
+from holdfast.cli.render import clean, print_json, show
+from holdfast.cli.result import FAILED, INTERRUPTED, OK, USAGE
 from holdfast.errors import HoldfastError, InternalError, UsageError, torch_is_missing
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("demo_cmd", "train, kill -9 in the middle of an epoch, resume, compare bit for bit"),
-    "list": ("list_cmd", "the checkpoints of a run, newest first"),
-    "show": ("show_cmd", "everything one checkpoint says about itself"),
-    "verify": ("verify_cmd", "check that checkpoints are whole"),
-    "diff": ("diff_cmd", "what changed between two checkpoints"),
-    "export": ("export_cmd", "weights as safetensors or torch file, or everything as DCP"),
-    "prune": ("prune_cmd", "remove checkpoints that no rule keeps; a dry run unless --yes"),
-    "run": ("run_cmd", "keep a command running until its work is done, whatever kills it"),
-    "halt": ("halt_cmd", "end a run with a checkpoint, and keep it from starting again"),
-    "bench": ("bench_cmd", "what this disk and machine can do, and how often that lets you save"),
-    "plan": ("plan_cmd", "how often to save, from costs and failure rate"),
-    "simulate": ("simulate_cmd", "what a policy would cost over weeks of failures"),
-    "slurm": ("slurm_cmd", "write and submit a batch script that survives time limits; status of its jobs"),
-    "app": ("app_cmd", "run a program that writes its own checkpoint files, or one under DMTCP"),
-    "doctor": ("doctor_cmd", "what is wrong with a set-up, and how to fix it"),
-    "rehearse": ("rehearse_cmd", "prove on your own script that saving and restarting change nothing"),
-    "data-audit": ("data_audit", "prove that every sample came exactly once per epoch"),
+    "demo": ("trials.demo_cmd", "train, kill -9 in the middle of an epoch, resume, compare bit for bit"),
+    "list": ("stored.list_cmd", "the checkpoints of a run, newest first"),
+    "show": ("stored.show_cmd", "everything one checkpoint says about itself"),
+    "verify": ("stored.verify_cmd", "check that checkpoints are whole"),
+    "diff": ("stored.diff_cmd", "what changed between two checkpoints"),
+    "export": ("stored.export_cmd", "weights as safetensors or torch file, or everything as DCP"),
+    "prune": ("stored.prune_cmd", "remove checkpoints that no rule keeps; a dry run unless --yes"),
+    "run": ("running.run_cmd", "keep a command running until its work is done, whatever kills it"),
+    "halt": ("running.halt_cmd", "end a run with a checkpoint, and keep it from starting again"),
+    "bench": ("trials.bench_cmd", "what this disk and machine can do, and how often that lets you save"),
+    "plan": ("trials.plan_cmd", "how often to save, from costs and failure rate"),
+    "slurm": (
+        "running.slurm_cmd",
+        "write and submit a batch script that survives time limits; its jobs' status",
+    ),
+    "app": ("running.app_cmd", "run a program that writes its own checkpoint files, or one under DMTCP"),
+    "doctor": ("trials.doctor_cmd", "what is wrong with a set-up, and how to fix it"),
+    "rehearse": ("trials.rehearse_cmd", "prove on your own script that saving and restarting change nothing"),
 }
+# Verbs of earlier versions, and what they are now.
+ALIASES = {"simulate": ("plan", "--simulate"), "data-audit": ("verify", "--data-only")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = _in_new_words(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show "µ" is no reason to fail.
         if hasattr(stream, "reconfigure"):
@@ -52,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser([]).print_help(sys.stderr)
         return USAGE
     return _run(options)
+
+
+def _in_new_words(given: Sequence[str]) -> list[str]:
+    at = next((number for number, word in enumerate(given) if not word.startswith("-")), 0)
+    return [*given[:at], *ALIASES.get(given[at], (given[at],)), *given[at + 1 :]] if given else []
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
@@ -65,14 +71,13 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     _add_debug_option(parser, default=False)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     wanted = next((argument for argument in given if not argument.startswith("-")), None)
-    available = available_verbs()
-    if wanted in available:
+    if wanted in VERBS:
         import_module(f"holdfast.cli.{VERBS[wanted][0]}").add_parser(verbs)
-        # Parsed like any option, not searched for: behind `run` and `app` stand other people's options.
+        # Parsed like any option, not searched for: other people's options follow `run` and `app`.
         _add_debug_option(verbs.choices[wanted], default=argparse.SUPPRESS)
     else:
-        for verb in available:
-            verbs.add_parser(verb, help=VERBS[verb][1])
+        for verb, (_, line) in VERBS.items():
+            verbs.add_parser(verb, help=line)
     return parser
 
 
@@ -82,14 +87,9 @@ def _add_debug_option(parser: argparse.ArgumentParser, *, default: Any) -> None:
     )
 
 
-def available_verbs() -> list[str]:
-    """The verbs whose module is part of this installation."""
-    return [verb for verb, (module, _) in VERBS.items() if find_spec(f"holdfast.cli.{module}")]
-
-
 def _run(options: argparse.Namespace) -> int:
     try:
-        code: int = options.run(options)
+        code = show(options.run(options), as_json=getattr(options, "json", False))
         sys.stdout.flush()
         return code
     except HoldfastError as error:

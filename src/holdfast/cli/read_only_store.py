@@ -1,6 +1,9 @@
-"""A store that can only be read: the base of what the command line puts around a run. Never writes."""
+"""Wrappers that the command line puts around a store: read-only, with progress, and for a dry run."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable
 
 from holdfast.errors import InternalError
 from holdfast.format.manifest import FileRecord
@@ -59,3 +62,43 @@ class ReadOnlyStore:
 
     def _refused(self) -> InternalError:
         return InternalError(f"{self.where} was opened only to read")
+
+
+class DryRun(ReadOnlyStore):
+    """Pruning runs its own code on this and only says what it would remove."""
+
+    def retire(self, name: str) -> None:
+        """Only pretended."""
+
+
+class WatchedStore(ReadOnlyStore):
+    """Counts the bytes that are read: `tell(count)` after each read, never from two threads at once."""
+
+    def __init__(self, store: Store, tell: Callable[[int], None]) -> None:
+        super().__init__(store)
+        self._tell = tell
+        self._telling = threading.Lock()
+
+    def open(self, name: str, file: str) -> StoredFile:
+        return _WatchedFile(super().open(name, file), self._add)
+
+    def _add(self, count: int) -> None:
+        with self._telling:
+            self._tell(count)
+
+
+class _WatchedFile:
+    def __init__(self, file: StoredFile, tell: Callable[[int], None]) -> None:
+        self._file = file
+        self._tell = tell
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._file.read_into(offset, buffer)
+        self._tell(len(buffer))
+
+    def close(self) -> None:
+        self._file.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,17 +53,6 @@ class StateDiff:
         return not (self.removed or self.added or self.reshaped or self.tensors or self.values)
 
 
-@dataclass
-class _Findings:
-    removed: list[str] = field(default_factory=list)
-    added: list[str] = field(default_factory=list)
-    reshaped: list[ValueChange] = field(default_factory=list)
-    tensors: list[TensorChange] = field(default_factory=list)
-    values: list[ValueChange] = field(default_factory=list)
-    tensors_equal: int = 0
-    values_equal: int = 0
-
-
 def compare(
     before: Mapping[Path, Leaf],
     after: Mapping[Path, Leaf],
@@ -76,29 +65,31 @@ def compare(
 
     Tensors in `equal_files`, which have the same digests on both sides, are equal without being read.
     """
-    seen = _Findings()
+    seen: dict[str, list[Any]] = {name: [] for name in ("removed", "reshaped", "tensors", "values")}
+    tensors_equal = values_equal = 0
     for path, old in before.items():
         new = after.get(path)
         if new is None:
-            seen.removed.append(old.label)
+            seen["removed"].append(old.label)
         elif isinstance(old.value, StoredTensor) and isinstance(new.value, StoredTensor):
             if is_known_equal(old.value, new.value, equal_files):
-                seen.tensors_equal += 1
+                tensors_equal += 1
             elif not of_one_form(old.value, new.value):
-                seen.reshaped.append(ValueChange(old.label, _form(old.value), _form(new.value)))
+                seen["reshaped"].append(ValueChange(old.label, _form(old.value), _form(new.value)))
             else:
                 change = _changed(old.label, old.value, bytes_before(old.value), bytes_after(new.value))
-                seen.tensors += [change] if change else []
-                seen.tensors_equal += change is None
+                seen["tensors"] += [change] if change else []
+                tensors_equal += change is None
         elif same_value(old.value, new.value):
-            seen.values_equal += 1
+            values_equal += 1
         else:
-            seen.values.append(ValueChange(old.label, show_value(old.value), show_value(new.value)))
-    seen.added += [leaf.label for path, leaf in after.items() if path not in before]
+            seen["values"].append(ValueChange(old.label, show_value(old.value), show_value(new.value)))
     return StateDiff(
-        tuple(seen.removed), tuple(seen.added), tuple(seen.reshaped), tuple(seen.tensors),
-        tuple(seen.values), seen.tensors_equal, seen.values_equal,
-    )  # fmt: skip
+        added=tuple(leaf.label for path, leaf in after.items() if path not in before),
+        tensors_equal=tensors_equal,
+        values_equal=values_equal,
+        **{name: tuple(found) for name, found in seen.items()},
+    )
 
 
 def is_known_equal(old: StoredTensor, new: StoredTensor, equal_files: Collection[str]) -> bool:

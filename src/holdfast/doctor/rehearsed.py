@@ -41,7 +41,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RehearsalVerdict:
     exact: bool
     steps: int
     difference: Difference | None = None

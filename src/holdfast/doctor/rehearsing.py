@@ -14,7 +14,7 @@ from holdfast.doctor.rehearsed import (
     Cause,
     Difference,
     Record,
-    Verdict,
+    RehearsalVerdict,
     compare_resumed,
     compare_undisturbed,
     steps_of,
@@ -28,7 +28,7 @@ Ranks = dict[int, list[Record]]
 _SAVE_EVERY = 5
 
 
-class _Stage:
+class _Processes:
     """One rehearsal's processes."""
 
     def __init__(self, launch: Launch, scratch: Path, steps: int) -> None:
@@ -61,9 +61,9 @@ class _Stage:
         return found
 
 
-def rehearse(launch: Launch, scratch: Path, *, steps: int, tell: Callable[[str], None]) -> Verdict:
+def rehearse(launch: Launch, scratch: Path, *, steps: int, tell: Callable[[str], None]) -> RehearsalVerdict:
     scratch.mkdir(parents=True, exist_ok=True)
-    stage = _Stage(launch, scratch, steps)
+    stage = _Processes(launch, scratch, steps)
     tell("undisturbed")
     reference = stage.process("undisturbed")
     made = sorted(steps_of(reference[min(reference)]))
@@ -77,19 +77,19 @@ def rehearse(launch: Launch, scratch: Path, *, steps: int, tell: Callable[[str],
     tell("undisturbed, once more")
     difference = _undisturbed(reference, stage.process("again"), "undisturbed, once more")
     if difference is not None:
-        return Verdict(False, len(made), difference, tried=tuple(tried), ranks=ranks)
+        return RehearsalVerdict(False, len(made), difference, tried=tuple(tried), ranks=ranks)
     tried.append("with saves")
     tell("with saves")
     saving = stage.process("saving", save_every=_SAVE_EVERY)
     difference = _undisturbed(reference, saving, "with saves")
     if difference is not None:
-        return Verdict(False, len(made), difference, tried=tuple(tried), ranks=ranks)
+        return RehearsalVerdict(False, len(made), difference, tried=tuple(tried), ranks=ranks)
     return _killed(stage, reference, made, tried, tell)
 
 
 def _killed(
-    stage: _Stage, reference: Ranks, made: list[int], tried: list[str], tell: Callable[[str], None]
-) -> Verdict:
+    stage: _Processes, reference: Ranks, made: list[int], tried: list[str], tell: Callable[[str], None]
+) -> RehearsalVerdict:
     harmless: dict[str, Cause] = {}
     when = ""
     for save_from, kill, how in [*_points(reference[min(reference)], made), (0, "", "")]:
@@ -103,13 +103,13 @@ def _killed(
         else:
             difference = _undisturbed_start(reference, attempt)
         if difference is not None:
-            return Verdict(False, len(made), difference, tried=tuple(tried), ranks=len(reference))
+            return RehearsalVerdict(False, len(made), difference, tried=tuple(tried), ranks=len(reference))
         killed = (r for rank in attempt.values() for r in rank if r["event"] == "killed")
         resumable = next((record["saved"] for record in killed), None)
         when = f"resumed after a kill {how}" + (f" (saved at step {resumable})" if resumable else "")
         if how:
             tried.append(f"killed {how}")
-    return Verdict(True, len(made), None, tuple(harmless.values()), tuple(tried), len(reference))
+    return RehearsalVerdict(True, len(made), None, tuple(harmless.values()), tuple(tried), len(reference))
 
 
 # ---- every rank with itself

@@ -1,0 +1,1 @@
+"""Verbs that keep work running: run, app, slurm, halt."""

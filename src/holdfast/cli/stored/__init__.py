@@ -1,0 +1,1 @@
+"""Verbs about what is stored: list, show, verify, diff, export, prune."""

@@ -1,0 +1,1 @@
+"""Verbs to try and to plan: demo, bench, plan, doctor, rehearse."""

@@ -1,1 +1,0 @@
-"""A cluster on paper: failures, costs, policies."""
