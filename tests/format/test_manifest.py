@@ -182,6 +182,44 @@ def test_a_record_that_would_take_much_memory_is_refused_before_it_is_parsed(den
         tracemalloc.stop()
 
 
+def test_a_manifest_of_16_mb_of_digests_is_read_in_64_mb() -> None:
+    import tracemalloc
+
+    count, chunk = (16 << 20) // 35, 16 << 20
+    digests = tuple(f"{i:032x}" for i in range(count))
+    data = manifest(files=(FileRecord("a.bin", count * chunk, "", "xxh3-128", chunk, digests),)).to_bytes()
+    assert len(data) > 15 << 20
+    tracemalloc.start()
+    try:
+        read = parse_manifest(data)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert read.files[0].digests == digests
+    with pytest.raises(CorruptCheckpoint, match="canonical"):
+        unseal(resealed(data.replace(b'","', b'", "', 1)))
+
+
+def resealed(data: bytes) -> bytes:
+    import hashlib
+
+    line = data[: data.rindex(b"sha256:")]
+    return line + b"sha256:" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+@given(json_objects, st.integers(0, 9000))
+def test_only_the_one_spelling_is_read_however_long_its_lists(record: dict[str, Any], length: int) -> None:
+    data = seal({**record, "long": list(range(length)), "deep": {"a": [{"b": ["c"] * length}]}})
+    assert unseal(data)["long"] == list(range(length))
+    spelled = b'"deep":{"a":[{"b":['
+    for at in range(len(b'"deep"'), len(spelled) + 1):
+        # A space between any two of its signs; inside of a name it is another name.
+        other = spelled[:at] + b" " + spelled[at:]
+        if other.count(b'"a"') == other.count(b'"b"') == 1:
+            with pytest.raises(CorruptCheckpoint):
+                unseal(resealed(data.replace(spelled, other, 1)))
+
+
 def test_what_is_inside_strings_does_not_count_as_values() -> None:
     text = '{"name":[1,2],"other":{"a":[0]}},' * 100_000
     assert unseal(seal({"header": text})) == {"header": text}
