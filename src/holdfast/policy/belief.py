@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import mul
 
 from holdfast.policy.failures import FailureHistory
 from holdfast.units import format_seconds
@@ -32,6 +33,8 @@ MENTIONED = 5
 
 _SPACING = math.log(SLOWEST_SECONDS / FASTEST_SECONDS) / (POINTS - 1)
 RATES = tuple(math.exp(i * _SPACING) / SLOWEST_SECONDS for i in range(POINTS))
+
+_FALLS = tuple(-rate for rate in RATES)
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ class Belief:
         age = rounded_age(running_for)
         known = self._asked.get(age)
         if known is None:
-            left = [w * math.exp(-rate * age) for w, rate in zip(self.weights, RATES, strict=True)]
-            known = sum(w * rate for w, rate in zip(left, RATES, strict=True)) / sum(left)
+            left = list(map(mul, self.weights, map(math.exp, [fall * age for fall in _FALLS])))
+            known = sum(map(mul, left, RATES)) / sum(left)
             self._asked.clear()  # ages only grow
             self._asked[age] = known
         return known
