@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import random
 import signal
@@ -193,7 +192,7 @@ def saves_of(way: str, folder: Path, flagged: int) -> tuple[int, float]:
         return flagged, 0.0
     events = read_events(folder / "run")
     found = sorted(event.persist_seconds for event in events if isinstance(event, SaveCommitted))
-    return len(found), found[len(found) // 2] if found else math.inf
+    return len(found), found[len(found) // 2] if found else 0.0
 
 
 def rows_so_far(out: Path) -> list[Done]:
@@ -217,7 +216,8 @@ def finish(board: Scoreboard) -> None:
     for one in rows_so_far(board.options.out):
         name = f"{one.way}, {one.launch}, one in {one.mean:g} s"
         board.add(name, "ETTR", "x", [one.ettr])
-        board.add(name, "bound", "x", [one.bound])
+        if one.saves:  # or nothing is known of what one costs
+            board.add(name, "bound", "x", [one.bound])
         if one.way == "default":
             line = f"{one.launch}, one kill in {one.mean:g} s: below the bound by"
             board.at_most(line, one.bound - one.ettr, 0.02)
@@ -238,7 +238,8 @@ def write_docs(rows: list[Done], where: Path) -> None:
     ]
     for r in rows:
         text.append(
-            f"| {r.launch} | {r.mean:g} s | {r.way}: {r.saves} | {r.kills} | {r.ettr:.3f} | {r.bound:.3f} "
+            f"| {r.launch} | {r.mean:g} s | {r.way}: {r.saves} | {r.kills} | {r.ettr:.3f} "
+            f"| {f'{r.bound:.3f}' if r.saves else '–'} "
             f"| {r.steps_made - r.steps_useful} of {r.steps_made} | {1e3 * r.save_cost:.0f} ms "
             f"| {r.restart:.1f} s |"
         )
