@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from holdfast.redundancy.builder import BlockBuilder
 from holdfast.redundancy.codes import Code, CodeName, Combination
+from holdfast.redundancy.plan import BlockBuilder
 from options import parse_options
 from scoreboard import Scoreboard
 

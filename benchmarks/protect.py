@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.read import allocate_pages
 from holdfast.format.manifest import Manifest, parse_manifest
 from holdfast.redundancy.sets import group_nodes
@@ -22,7 +23,7 @@ from holdfast.stores.node_side import NodeSide
 from holdfast.stores.node_store import NodeStore
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
-from holdfast.tiers.protect import ComputedFile, bytes_reader, protect
+from holdfast.tiers.protect import protect
 from holdfast.tiers.protect_members import Members, files_by_node
 from holdfast.tiers.rebuild import rebuild
 from options import parse_options
@@ -75,7 +76,7 @@ def write_checkpoint(root: Path, size: int) -> bytes:
     """Every node's own file, and on all nodes the manifest that lists them all."""
     records = []
     for rank, node in enumerate(NODES):
-        file = ComputedFile(f"state-r{rank:05d}.bin", size, bytes_reader(os.urandom(size)))
+        file = BytesSource(f"state-r{rank:05d}.bin", os.urandom(size))
         records.append(NodeStore(root / node, uuid=UUID).put(NAME, file))
     manifest = Manifest(
         store=UUID, writer_epoch=1, step=1, nonce="00000001", parent=None, created="", reason="benchmark",

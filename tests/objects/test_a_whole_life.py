@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from quick_store import bucket_at, store_at
 
-from holdfast.checkpoints.completion import is_complete
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.retain import Ledger, Retention, prune
-from holdfast.checkpoints.verify import verify
+from holdfast.checkpoints.verify import is_complete, verify
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import CorruptCheckpoint, InternalError, StoreNotFound
 from holdfast.format.checksum import CHUNK_BYTES, digest

@@ -12,6 +12,14 @@ from holdfast.redundancy.scheme import Scheme, parse_scheme
 from holdfast.redundancy.sets import Grouping, domain_key, group_nodes
 
 
+def extra_space(scheme: Scheme, set_size: int | None = None) -> float:
+    """What a node of such a set stores for others, as a share of its own data: 0.33 for rs:6+2."""
+    members = scheme.set_size if set_size is None else set_size
+    if scheme.kind == "partner":
+        return 1.0
+    return scheme.failures / (members - scheme.failures)
+
+
 def beyond_repair(scheme: Scheme, members: Sequence[str], lost: Collection[str]) -> tuple[str, ...]:
     """The lost members of one set whose data cannot be rebuilt from those that are left."""
     gone = [member for member in members if member in lost]
@@ -67,7 +75,7 @@ def survival_table(schemes: Sequence[str | Scheme], nodes: int, most_losses: int
     for scheme in map(parse_scheme, schemes):
         sizes = [len(members) for members in group_nodes([str(n) for n in range(nodes)], scheme).sets]
         # Nodes of small sets store more; what a full node disk cares about is the most.
-        space = f"{max(scheme.extra_space(size) for size in sizes):.0%}"
+        space = f"{max(extra_space(scheme, size) for size in sizes):.0%}"
         shares = [f"{surviving_share(scheme, sizes, m):.1%}" for m in range(1, most_losses + 1)]
         lines.append([str(scheme), _sizes_text(sizes), space, *shares])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

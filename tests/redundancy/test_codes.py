@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import InternalError, RestoreError, SetupError
-from holdfast.redundancy.builder import BlockBuilder
 from holdfast.redundancy.cauchy import CELL_BYTES, cauchy_rows
 from holdfast.redundancy.codes import Code, CodeName, Combination
 from holdfast.redundancy.galois import bit_matrix, dot, inverse, invert, multiply
+from holdfast.redundancy.plan import BlockBuilder
 
 GOLDEN_CAUCHY_BITS = (
     "07752bdd501681b350857f7af389d7e8fff4feb9bd4bb6f4884f7aeafbac6587"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from set_of_nodes import SetOfNodes
-from survival import beyond_repair
+from survival import beyond_repair, extra_space
 
 from holdfast.errors import InternalError, RestoreError
 from holdfast.redundancy.plan import plan_encode, plan_rebuild
@@ -83,7 +83,7 @@ def test_parity_is_the_same_whoever_computes_it_and_in_windows_of_any_size(schem
 @pytest.mark.parametrize(("scheme", "members"), [("xor:4", 4), ("rs:4+2", 6)])
 def test_equal_members_store_just_what_the_scheme_says(scheme: str, members: int) -> None:
     nodes = SetOfNodes(scheme, [[64 * 60]] * members)
-    extra = nodes.record.scheme.extra_space(members)
+    extra = extra_space(nodes.record.scheme, members)
     assert {nodes.layout.parity_bytes(name) for name in nodes.nodes} == {round(64 * 60 * extra)}
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from survival import extra_space
 
 from holdfast.errors import SetupError
 from holdfast.redundancy.scheme import PARTNER, SINGLE, Scheme, parse_scheme
@@ -104,13 +105,13 @@ def test_what_the_words_mean() -> None:
     assert parse_scheme("partner") == PARTNER
     assert parse_scheme("xor:4") == Scheme("xor", 4, 1)
     assert parse_scheme("rs:6+2") == Scheme("rs", 8, 2)
-    assert [parse_scheme(w).extra_space() for w in ("single", "partner", "xor:5", "rs:6+2")] == [
+    assert [extra_space(parse_scheme(w)) for w in ("single", "partner", "xor:5", "rs:6+2")] == [
         0,
         1,
         0.25,
         2 / 6,
     ]
-    assert parse_scheme("rs:6+2").extra_space(10) == 0.25
+    assert extra_space(parse_scheme("rs:6+2"), 10) == 0.25
 
 
 @pytest.mark.parametrize(

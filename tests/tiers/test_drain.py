@@ -15,6 +15,7 @@ from tier_samples import CHUNK, UUID, content, copy_to, flip, place, save
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Retention, parse_keep
 from holdfast.checkpoints.verify import verify
+from holdfast.clock import SystemClock
 from holdfast.errors import SaveError, StoreFull
 from holdfast.events import Event, Flushed, FlushFailed, FlushSkipped, Pruned
 from holdfast.format.manifest import FileRecord
@@ -25,7 +26,8 @@ from holdfast.testing.memory_image import MemoryImage
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.copying import Copier, SourceLost
-from holdfast.tiers.drain import Drain, FlushTier, Share
+from holdfast.tiers.drain import Drain, FlushTier
+from holdfast.tiers.flusher import Flusher, Share
 from holdfast.tiers.ladder import Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.target import FolderTarget, StoreTarget, target_for
@@ -376,10 +378,13 @@ def test_several_ranks_fill_one_place_and_one_of_them_publishes(setting: Setting
     for file in ("model.bin", "state.bin"):
         share = Share(files=lambda manifest, file=file: [file], publish=vote)  # type: ignore[misc]
         tier = FlushTier("far", FolderTarget(setting.far))
-        ranks.append(Drain(setting.ladder, [tier], share=share))
+        near = setting.ladder.without("far")
+        ranks.append(Flusher(tier, near, emit=lambda event: None, clock=SystemClock(), share=share))
     for rank in ranks:
         rank.committed(name)
-    assert [rank.stop(LIMIT) for rank in ranks] == [[], []]
+    for rank in ranks:
+        rank.begin_stop()
+    assert [rank.end_stop(LIMIT) for rank in ranks] == [True, True]
     assert verify(setting.far, committed(setting.far)[0], headers=False).is_whole
 
 

@@ -2,20 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.capture.path_values import PATHS, decode_path, encode_path
 from holdfast.capture.torch_place import SAVED_FROM
 from holdfast.capture.torch_shards import is_sharded, local_of, region_of
-from holdfast.capture.torch_subclasses import has_parts, put_together, take_apart
-from holdfast.errors import CorruptCheckpoint, SetupError
+from holdfast.errors import CorruptCheckpoint, IncompatibleState, SetupError
 from holdfast.format.array_types import array_type_from, describe_array_type
-from holdfast.format.scalars import decode_enum
+from holdfast.format.loaded_names import class_named, name_of_class
+from holdfast.format.scalars import ENCODERS, decode_enum, decode_scalar
 from holdfast.format.tree import SCALAR, TENSOR, WRAPPED, Leaves
+
+# ---- Tensors that are made of other tensors and say how: 8-bit optimizer states, quantized weights,
+# jagged ones.
+
+
+def has_parts(kind: type) -> bool:
+    """Whether tensors of this class are stored part by part. A DTensor is not: its rank's share is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None and issubclass(kind, module.DTensor):
+        return False
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def take_apart(tensor: Any, where: str) -> tuple[list[Any], dict[str, Any]]:
+    """What does not change with its values, and its parts by name with the context it asks for."""
+    try:
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: getattr(tensor, name) for name in names}
+        stride = list(tensor.stride())
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        raise SetupError(
+            f"cannot save {where}: a {type(tensor).__name__} that cannot be taken apart: {error}"
+        ) from error
+    size = [int(n) for n in tensor.size()]
+    return [name_of_class(type(tensor), where), size, stride], {"context": context, "parts": parts}
+
+
+def put_together(said: Any, content: Mapping[str, Any]) -> Any:
+    parts = content["parts"]
+    if not all(isinstance(part, torch.Tensor) for part in parts.values()):
+        return parts  # Somebody asks where the parts lie, not for what they make.
+    name, size, stride = said
+    kind = class_named(name, torch.Tensor, "a tensor")
+    try:
+        return kind.__tensor_unflatten__(parts, content["context"], torch.Size(size), tuple(stride))
+    except Exception as error:
+        raise IncompatibleState(f"{name} cannot be built from its parts: {error!r}") from error
+
+
+# ---- Paths as values of a state: words, and nothing that is looked at on a disk.
+
+PATHS: dict[str, type[PurePath]] = {
+    kind.__name__: kind for kind in (PosixPath, PurePosixPath, WindowsPath, PureWindowsPath)
+}
+
+
+def encode_path(value: PurePath) -> Any:
+    return ["path", [type(value).__name__, ENCODERS[str](str(value))]]
+
+
+def decode_path(payload: Any) -> PurePath:
+    name, text = payload
+    return PATHS[name](decode_scalar(text, {}))
+
 
 # torch type -> safetensors code. A type that is missing here is stored as raw bytes with its name beside.
 CODES: dict[torch.dtype, str] = {

@@ -2,16 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
 import torch
 
-from holdfast.capture.changed_settings import overruled
-from holdfast.capture.torch_free_behind import free_behind, host_tensors
 from holdfast.errors import IncompatibleState
+
+# ---- Memory that a restore has replaced goes back to the system behind whoever waits for the restore.
+
+_WORTH_A_THREAD = 64 << 20
+
+
+def host_tensors(states: Iterable[object]) -> list[torch.Tensor]:
+    """The host tensors in an optimizer's states, for `free_behind`. Devices keep freed memory to themselves,
+    which takes no time."""
+    return [
+        value
+        for state in states
+        if isinstance(state, dict)
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    ]
+
+
+def free_behind(replaced: list[torch.Tensor]) -> None:
+    """Empty the list, which should hold the last references."""
+    if sum(tensor.nbytes for tensor in replaced) < _WORTH_A_THREAD:
+        return
+
+    def let_go() -> None:
+        while replaced:
+            replaced.pop()
+
+    # Without a thread they go when the caller forgets the list.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=let_go, name="holdfast-free", daemon=True).start()
+
+
+# ---- Hyper-parameters of the script that a restored checkpoint overrules: said, not dropped in silence.
+
+# What a scheduler moves: then the value that it began with is the script's word.
+_MOVED_FROM = {"lr": "initial_lr", "momentum": "base_momentum", "betas": "base_momentum"}
+_NOT_SETTINGS = {"params", "param_names"}
+_MOST = 8
+
+
+def overruled(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
+    """ "lr is 0.1 (0.05 in the script)", for each that differs; empty if none does."""
+    many = len(before) > 1
+    found = [
+        f"{name} is {_show(now)} ({_show(was)} in the script{f', group {number}' if many else ''})"
+        for number, (script, restored) in enumerate(zip(before, after, strict=False))
+        for name, was, now in _differences(script, restored)
+    ]
+    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
+    return ", ".join(dict.fromkeys(found[:_MOST])) + more
+
+
+def _differences(script: Mapping[str, Any], restored: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name in script:
+        if name in _NOT_SETTINGS or name in _MOVED_FROM.values() or name not in restored:
+            continue
+        begun = _MOVED_FROM.get(name)
+        is_moved = begun is not None and begun in script and begun in restored
+        was, now = (script[begun], restored[begun]) if is_moved and begun else (script[name], restored[name])
+        if _plain(was) != _plain(now):
+            yield name, was, now
+
+
+def _plain(value: Any) -> Any:
+    # A learning rate may be a tensor on one side and a number on the other; NaN is not equal to itself.
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return repr(list(value) if isinstance(value, (list, tuple)) else value)
+
+
+def _show(value: Any) -> str:
+    return repr(value.tolist() if hasattr(value, "tolist") else value)
+
 
 log = logging.getLogger("holdfast")
 _UNNAMED = "?"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.checkpoints.find import Found
+from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.proof import READING, is_doubtful
 from holdfast.checkpoints.read import load_surely, open_verified, require_manifest
 from holdfast.checkpoints.verified import VerifiedFile, allocate_pages
@@ -124,3 +124,21 @@ def read_layout(file: StoredFile) -> ImageLayout:
     header = allocate_pages(header_length(bytes(first), file.size))
     file.read_into(0, header)
     return parse_image(bytes(header), file.size)
+
+
+# ---- Whether the work of a run is done, as its newest checkpoint says. Reads manifests and sizes, no
+# data.
+
+
+def is_complete(store: Store) -> bool:
+    """True only if the newest checkpoint of all is whole and was saved when the training had ended.
+
+    A damaged newest one is no answer: whoever asks should run, so that restoring can sort it out.
+    """
+    newest = next(iter(committed(store)), None)
+    return (
+        newest is not None
+        and newest.manifest is not None
+        and newest.manifest.progress.get("complete") is True
+        and verify(store, newest, deep=False).is_whole
+    )

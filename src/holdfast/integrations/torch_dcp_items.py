@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +18,67 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
 from holdfast.capture.torch_leaves import CODES, TORCH_LEAVES, as_tensor, describe_leaf
+from holdfast.checkpoints.read import allocate_pages
 from holdfast.errors import SetupError
-from holdfast.format.image import MAX_NAME_BYTES, TensorSpec, plan_image
+from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
 from holdfast.format.manifest import FileRecord
 from holdfast.format.tree import flatten, skeleton
-from holdfast.integrations.torch_streamed_image import StreamedImage
+
+# ---- An image that exists only chunk by chunk: assembled from tensors while it is written.
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values in row-major order as bytes, on its own device; a view wherever it can be."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
+class StreamedImage:
+    """Satisfies ImageSource for stores that are done with one view before they ask for the next in the same
+    thread: its buffer is used again."""
+
+    concurrent = True
+
+    def __init__(self, name: str, layout: ImageLayout, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.name = name
+        self.size = layout.size
+        self._header = layout.header
+        spans = sorted((layout.spans[key], key) for key in tensors)
+        self._pieces = [
+            (start, stop, flat_bytes(tensors[key])) for (start, stop), key in spans if start < stop
+        ]
+        self._starts = [start for start, _, _ in self._pieces]
+        self._buffers = threading.local()
+
+    def view(self, start: int, stop: int) -> memoryview:
+        buffer = self._buffer(stop - start)
+        if start < len(self._header):
+            head = self._header[start:stop]
+            buffer[: len(head)] = head
+        # The piece before may reach into this range.
+        number = max(bisect_right(self._starts, start) - 1, 0)
+        while number < len(self._pieces) and self._pieces[number][0] < stop:
+            begin, end, data = self._pieces[number]
+            low, high = max(begin, start), min(end, stop)
+            if low < high:
+                _copy(data, low - begin, high - begin, buffer, low - start)
+            number += 1
+        return buffer
+
+    def _buffer(self, size: int) -> memoryview:
+        kept: memoryview | None = getattr(self._buffers, "memory", None)
+        if kept is None or len(kept) < size:
+            kept = self._buffers.memory = allocate_pages(size)
+        return kept[:size]
+
+
+def _copy(data: torch.Tensor, low: int, high: int, buffer: memoryview, at: int) -> None:
+    if data.device.type == "cpu":
+        target = ctypes.addressof(ctypes.c_char.from_buffer(buffer, at))
+        ctypes.memmove(target, data.data_ptr() + low, high - low)
+    else:
+        torch.frombuffer(buffer, dtype=torch.uint8)[at : at + high - low].copy_(data[low:high])
+
 
 SKELETON = "holdfast.skeleton"
 

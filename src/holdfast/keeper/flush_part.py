@@ -17,8 +17,7 @@ from holdfast.format.sealed import seal_of
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.node_side import NodeSide
 from holdfast.tiers.checked_files import CheckedFiles
-from holdfast.tiers.rebuild import MendedFile
-from holdfast.tiers.rebuild_parity import ParityOfCheckpoint
+from holdfast.tiers.rebuild import MendedFile, ParityOfCheckpoint
 
 
 @dataclass(frozen=True)

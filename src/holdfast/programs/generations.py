@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoints.completion import is_complete
 from holdfast.checkpoints.file_image import FileImage, FileSign, is_inside, sign_of
 from holdfast.checkpoints.find import Found, committed
 from holdfast.checkpoints.read import open_verified
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verified import Copy, is_good
-from holdfast.checkpoints.verify import verify, verify_surely
+from holdfast.checkpoints.verify import is_complete, verify, verify_surely
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.clock import Clock
 from holdfast.engine.tiers_of_run import TiersOfRun

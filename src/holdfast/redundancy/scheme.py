@@ -37,13 +37,6 @@ class Scheme:
             return f"rs:{self.set_size - self.failures}+{self.failures}"
         return self.kind
 
-    def extra_space(self, set_size: int | None = None) -> float:
-        """What a node of such a set stores for others, as a share of its own data: 0.33 for rs:6+2."""
-        members = self.set_size if set_size is None else set_size
-        if self.kind == "partner":
-            return 1.0
-        return self.failures / (members - self.failures)
-
 
 SINGLE = Scheme("single", 1, 0)
 PARTNER = Scheme("partner", 2, 1)

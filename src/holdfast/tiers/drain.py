@@ -10,10 +10,10 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.errors import StoreError
 from holdfast.events import Emit
 from holdfast.format.manifest import Manifest
-from holdfast.tiers.flusher import Flusher, FlushTier, Share
+from holdfast.tiers.flusher import Flusher, FlushTier
 from holdfast.tiers.ladder import Ladder
 
-__all__ = ["Drain", "FlushTier", "Share"]
+__all__ = ["Drain", "FlushTier"]
 log = logging.getLogger("holdfast")
 
 
@@ -33,7 +33,6 @@ class Drain:
         *,
         emit: Emit = lambda event: None,
         clock: Clock | None = None,
-        share: Share | None = None,
     ) -> None:
         self._ladder = ladder
         used = clock if clock is not None else SystemClock()
@@ -43,7 +42,6 @@ class Drain:
                 ladder.without(tier.name),
                 emit=emit,
                 clock=used,
-                share=share,
                 spare=lambda: self.needed,
             )
             for tier in targets

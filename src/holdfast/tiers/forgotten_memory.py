@@ -40,7 +40,7 @@ def forgotten(root: str | None = None, *, wall: float) -> list[MemoryFolder]:
                 used, newest = weigh(path)
                 # Nobody signs these: a node that trains writes there all the time.
                 if wall - newest >= 10 * FORGOTTEN_SECONDS:
-                    quiet.append(MemoryFolder(path, name, None, None, None, wall - newest, used))
+                    quiet.append(MemoryFolder(path, name, None, None, wall - newest, used))
     return quiet
 
 
@@ -52,7 +52,7 @@ def give_back_what_lasts(mine: str, root: str | None = None, *, wall: float) -> 
         if folder.uuid == mine or folder.alive is not False or not folder.run:
             continue
         with contextlib.suppress(HoldfastError, OSError, shutil.Error):
-            held = MemoryTier(folder.uuid, rank=folder.rank, root=root).names()
+            held = MemoryTier(folder.uuid, root=root).names()
             home = DirectoryStore(folder.run)
             if home.uuid == folder.uuid and set(held) <= set(home.names()):
                 remove_folder(folder)

@@ -22,7 +22,6 @@ from holdfast.stores.side_by_side import side_by_side
 from holdfast.tiers.memory_folder import (
     OWNER,
     default_root,
-    folder_name,
     read_owner,
     write_owner,
 )
@@ -50,7 +49,6 @@ class MemoryTier:
         self,
         uuid: str,
         *,
-        rank: int | None = None,
         run: str = "",
         slots: int = SLOTS,
         root: str | None = None,
@@ -59,7 +57,7 @@ class MemoryTier:
         self.uuid = uuid
         self.properties = IN_MEMORY
         self._root = root or default_root()
-        self.where = os.path.join(self._root, folder_name(uuid, rank))
+        self.where = os.path.join(self._root, uuid)
         self.slots: Sequence[MemorySlot] = [
             MemorySlot(os.path.join(self.where, f"slot-{number}")) for number in range(slots)
         ]

@@ -1,4 +1,4 @@
-"""Where checkpoints in shared memory lie: /dev/shm/holdfast-<uid>/<run>[-r<rank>]/, plain files.
+"""Where checkpoints in shared memory lie: /dev/shm/holdfast-<uid>/<run>/, plain files.
 
 Plain files outlive a killed process, and nothing unlinks them behind our back. (Python's own shared memory
 is removed by its resource tracker as soon as its creator is killed.) /dev/shm is open to every user of the
@@ -26,16 +26,15 @@ SHM = "/dev/shm"
 OWNER = "OWNER.json"
 # A machine that stands for a weekend must not lose what a run left behind; one that stands for a month may.
 STALE_SECONDS = 3 * 86400.0
-_FOLDER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-r([0-9]{5}))?", re.ASCII)
+_FOLDER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
 
 
 @dataclass(frozen=True)
 class MemoryFolder:
-    """One folder of one run (and rank), as found. `alive` is None where nobody can know."""
+    """One folder of one run, as found. `alive` is None where nobody can know."""
 
     path: str
     uuid: str
-    rank: int | None
     run: str | None
     alive: bool | None
     age_seconds: float
@@ -44,10 +43,6 @@ class MemoryFolder:
 
 def default_root() -> str:
     return os.path.join(SHM, f"holdfast-{os.getuid()}")
-
-
-def folder_name(uuid: str, rank: int | None) -> str:
-    return uuid if rank is None else f"{uuid}-r{rank:05d}"
 
 
 def write_owner(folder: str, owner: Owner, run: str) -> None:
@@ -80,8 +75,7 @@ def memory_folders(root: str | None = None, *, wall: float) -> list[MemoryFolder
         owner, run = read_owner(path)
         alive = is_alive(owner, this_process("")) if owner else None
         used, newest = weigh(path)
-        rank = int(match[2]) if match[2] else None
-        found.append(MemoryFolder(path, match[1], rank, run, alive, max(wall - newest, 0.0), used))
+        found.append(MemoryFolder(path, match[1], run, alive, max(wall - newest, 0.0), used))
     return found
 
 

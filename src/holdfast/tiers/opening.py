@@ -52,14 +52,7 @@ def require_same_run(store: Store, uuid: str) -> None:
 def memory_tiers(uuid: str, *, root: str | None = None) -> list[NamedTier]:
     """What this run's processes left in the memory of this node, to read."""
     folders = [one for one in memory_folders(root, wall=SystemClock().wall()) if one.uuid == uuid]
-    return [
-        NamedTier(
-            MEMORY if one.rank is None else f"{MEMORY} of rank {one.rank}",
-            MemoryTier(uuid, rank=one.rank, root=root),
-            partial=one.rank is not None,
-        )
-        for one in folders
-    ]
+    return [NamedTier(MEMORY, MemoryTier(uuid, root=root)) for _ in folders]
 
 
 def readable_tiers(

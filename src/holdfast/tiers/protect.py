@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.verified import PageBuffer
 from holdfast.errors import CorruptCheckpoint
 from holdfast.format.checksum import chunk_span
@@ -19,13 +20,19 @@ from holdfast.format.sealed import seal_of
 from holdfast.redundancy.plan import plan_encode
 from holdfast.redundancy.record import ParityRecord
 from holdfast.redundancy.stripes import Layout
+from holdfast.stores.base import ImageSource
 from holdfast.stores.node_side import NodeSide
 from holdfast.tiers.bandwidth import Bandwidth
 from holdfast.tiers.checked_files import CheckedFiles
 from holdfast.tiers.computed_stream import ComputedStream, SpanReader
 from holdfast.tiers.protect_members import Members
-from holdfast.tiers.protect_record import StoredParity, parity_name, record_name
-from holdfast.tiers.protect_stored import is_stored, read_parity_record
+from holdfast.tiers.protect_record import (
+    StoredParity,
+    is_stored,
+    parity_name,
+    read_parity_record,
+    record_name,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def _ensure_parity(work: _Work, me: str, record: ParityRecord, checkpoint: str, 
     stream = ComputedStream(plan_encode(record, me), me, "parity", SpanReader(layout, files, {}))
     written = work.put(ComputedFile(name, layout.parity_bytes(me), stream.read_into))
     sealed = StoredParity(checkpoint, me, record, written).to_bytes()
-    work.put(ComputedFile(beside, len(sealed), bytes_reader(sealed)))
+    work.put(BytesSource(beside, sealed))
     work.kept += [name, beside]
 
 
@@ -104,7 +111,7 @@ class _Work:
             self.put(source(), record)
         self.kept.append(record.name)
 
-    def put(self, source: PulledFile | ComputedFile, expect: FileRecord | None = None) -> FileRecord:
+    def put(self, source: ImageSource, expect: FileRecord | None = None) -> FileRecord:
         record = self.mine.put(self.name, source, expect=expect, replace=source.name in self._held)
         self.written.append(record.name)
         self.bytes_written += record.size
@@ -145,10 +152,3 @@ class ComputedFile:
         view = self._buffers.of(stop - start)
         self._read_into(start, view[: min(stop, self.size) - start])
         return view
-
-
-def bytes_reader(data: bytes) -> Callable[[int, memoryview], None]:
-    def read_into(start: int, buffer: memoryview) -> None:
-        buffer[:] = data[start : start + len(buffer)]
-
-    return read_into

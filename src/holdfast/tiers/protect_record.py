@@ -10,12 +10,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from holdfast.errors import CorruptCheckpoint
+from holdfast.checkpoints.verified import Copy, allocate_pages, is_good
+from holdfast.errors import CorruptCheckpoint, StoreError
 from holdfast.format.checksum import ALGORITHM, CHUNK_BYTES, DIGEST_HEX_LENGTH, chunk_count
 from holdfast.format.manifest import FileRecord
 from holdfast.format.sealed import canonical_json, seal, unseal
 from holdfast.redundancy.record import ParityRecord, parse_record
 from holdfast.redundancy.stripes import Layout
+from holdfast.stores.node_side import NodeSide
 
 FORMAT = 1
 MAX_RECORD_BYTES = 64 << 20
@@ -81,3 +83,27 @@ def parse_stored_parity(data: bytes) -> StoredParity:
         raise CorruptCheckpoint("a parity record has something else where digests should be")
     file = FileRecord(parity_name(record, member), size, "parity", ALGORITHM, CHUNK_BYTES, tuple(digests))
     return StoredParity(raw["checkpoint"], member, record, file)
+
+
+# ---- What a node has stored for others, looked at: is a file whole, what does a parity record say?
+
+
+def is_stored(store: NodeSide, name: str, record: FileRecord) -> bool:
+    """Whether the file is there and every chunk of it matches its digest."""
+    return is_good(record, name, Copy(store.where, lambda: store.open(name, record.name)))
+
+
+def read_parity_record(store: NodeSide, name: str, file: str) -> StoredParity | None:
+    """None if there is none, or none that is whole: then its parity is of no use, either."""
+    try:
+        opened = store.open(name, file)
+        try:
+            if opened.size > MAX_RECORD_BYTES:
+                return None
+            buffer = allocate_pages(opened.size)
+            opened.read_into(0, buffer)
+        finally:
+            opened.close()
+        return parse_stored_parity(bytes(buffer))
+    except (StoreError, CorruptCheckpoint):
+        return None

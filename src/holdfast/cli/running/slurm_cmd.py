@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoints.completion import is_complete
+from holdfast.checkpoints.verify import is_complete
 from holdfast.cli.opened_run import open_folder
 from holdfast.cli.render import add_json_option
 from holdfast.cli.result import FAILED, OK, Result

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.checkpoints.completion import is_complete
 from holdfast.checkpoints.find import committed
+from holdfast.checkpoints.verify import is_complete
 from holdfast.cli.render import NEVER, plural, shorten, when
 from holdfast.cli.result import Block, Table
 from holdfast.events import AttemptStarted, Event, RunEnded, RunStarted
