@@ -376,7 +376,7 @@ class Snapshots:
         return Layout(plan, copies, budget, pool, deferral, self._unfenced(plan, selected))
 
     def _shared(
-        self, make_slot: Callable[[Callable[[int], HostMemory]], Slot], plan: StatePlan, sizes: int
+        self, make_slot: Callable[[Callable[[int], HostMemory] | None], Slot], plan: StatePlan, sizes: int
     ) -> SharedSlots | None:
         """Slots in the memory tier, where there is one and it has room."""
         memory = self._memory
@@ -396,7 +396,10 @@ class Snapshots:
 
             return make_slot(allocate)
 
-        return SharedSlots(memory, make, len(memory.slots), newest=memory.newest_slot, needed=self._needed)
+        return SharedSlots(
+            memory, make, len(memory.slots), newest=memory.newest_slot, needed=self._needed,
+            otherwise=lambda: make_slot(None),
+        )  # fmt: skip
 
     def models_at_rest(self) -> set[str]:
         """Models that no tracked optimizer trains; none where no optimizer is tracked, who could tell?"""

@@ -6,13 +6,16 @@ killed, one slot is whole.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from holdfast.errors import StoreFull
 from holdfast.staging.slots import Lease, Slot
 
+log = logging.getLogger("holdfast")
 _SLICE_SECONDS = 0.05
 
 
@@ -34,9 +37,13 @@ class SharedSlots:
         *,
         newest: int | None,
         needed: Callable[[], Collection[str]] = frozenset,
+        otherwise: Callable[[], Slot] | None = None,
     ) -> None:
+        """`otherwise` makes a slot in this process's own memory, if others have filled the shared one since
+        the first was made: the checkpoint then goes where it lasts, and not nowhere."""
         self._files = files
         self._make = make
+        self._otherwise = otherwise
         self._count = count
         self._slots: dict[int, Slot] = {}
         self._leased: set[int] = set()
@@ -60,11 +67,20 @@ class SharedSlots:
         try:
             self._files.reopen(number)
             if number not in self._slots:
-                self._slots[number] = self._make(number)
+                self._slots[number] = self._made(number)
             return Lease(self._slots[number], lambda slot: self._give_back(number))
         except BaseException:
             self._give_back(number)
             raise
+
+    def _made(self, number: int) -> Slot:
+        try:
+            return self._make(number)
+        except StoreFull as error:
+            if self._otherwise is None:
+                raise
+            log.warning("holdfast: shared memory has been filled by others: %s", error)
+            return self._otherwise()
 
     def _next(self) -> int | None:
         free = [n for n in range(self._count) if n not in self._leased and n != self._newest]
