@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.checkpoints.read import newest_valid
 from holdfast.stores.base import StoredFile
 from holdfast.stores.directory import DirectoryStore
+from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.bandwidth import Bandwidth
 from node_ranks import die, in_ranks, model_of, node_tiers, tell
 from options import parse_options, scratch

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from holdfast.checkpoints.read import newest_valid
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.staging.slots import HostMemory, ImageBytes, anonymous_memory
 from holdfast.stores.directory import DirectoryStore
+from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.ladder import Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
 from options import parse_options, scratch

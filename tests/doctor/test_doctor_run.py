@@ -21,7 +21,7 @@ from holdfast.format.manifest import utc_text
 from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
 from holdfast.stores.owner import this_process
-from holdfast.tiers.memory_folder import default_root, folder_name, write_owner
+from holdfast.tiers.memory_folder import default_root, write_owner
 from holdfast.tiers.tier_list import remember_tiers
 from holdfast.tiers.words import Tier
 
@@ -166,7 +166,7 @@ def test_a_problem_of_the_run_is_found(
 
 def test_memory_of_a_dead_run_is_found_after_minutes_and_not_before(run: Path, tmp_path: Path) -> None:
     root = tmp_path / Path(default_root()).name
-    left = root / folder_name("0a1b2c3d-0000-4000-8000-000000000000", None)
+    left = root / "0a1b2c3d-0000-4000-8000-000000000000"
     left.mkdir(parents=True)
     dead = dataclasses.replace(this_process(""), pid=2**22 + 1, start_ticks=1)
     write_owner(str(left), dead, "/runs/forgotten")
