@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -608,3 +610,47 @@ def test_the_audit_does_not_say_ok_where_it_cannot_know_what_was_fetched_ahead(
     assert report.violations == []
     assert report.ok is not ahead
     assert [said.split(":")[0] for said in report.unknown] == (["loader0"] if ahead else [])
+
+
+@pytest.mark.parametrize("kill_at", [5, 8, 12])
+@pytest.mark.parametrize("opened_in", ["thread", "loop"])
+def test_batches_that_another_thread_reads_come_once_and_in_order(
+    tmp_path: Path, kill_at: int, opened_in: str
+) -> None:
+    """As a background prefetcher does: a thread reads, a short queue lies between it and training."""
+    trained: dict[int, list[float]] = {}
+
+    def body(path: Path, kill: int | None) -> None:
+        work = Work()
+        end = object()
+        with work.run(path, audit_data=True) as run:
+            for _ in run.epochs(3):
+                waiting: queue.Queue[Any] = queue.Queue(2)
+                batches: Any = run.batches(work.loader)
+                batches = iter(batches) if opened_in == "loop" else batches
+
+                def read(batches: Any = batches, waiting: queue.Queue[Any] = waiting) -> None:
+                    for batch in batches:
+                        waiting.put(batch)
+                    waiting.put(end)
+
+                reader = threading.Thread(target=read, daemon=True)
+                reader.start()
+                while (batch := waiting.get()) is not end:
+                    trained[run.step] = batch[0][:, 0].tolist()
+                    work.step(batch[0])
+                    run.end_step()
+                    if run.step == kill:
+                        crash(run)
+                reader.join()
+
+    with pytest.raises(Killed):
+        body(tmp_path / "killed", kill_at)
+    body(tmp_path / "killed", None)
+    pieced = dict(trained)
+    trained.clear()
+    body(tmp_path / "alone", None)
+    assert pieced == trained
+    report = audit_run(tmp_path / "killed")
+    assert report.violations == []
+    assert report.unknown, "how many batches of a queue belong to one step nobody can know"

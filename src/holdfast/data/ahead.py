@@ -14,6 +14,8 @@ class Ahead:
         self.known = 0
         self._is_settled = False
         self._per_step = 1
+        # Another thread reads, as fast as its queue lets it: what it hands out says nothing of steps.
+        self.is_elsewhere = False
         self.begin()
 
     def begin(self) -> None:
@@ -44,6 +46,9 @@ class Ahead:
 
     def untrained(self, step: int) -> int:
         """Batches that were handed out and that no complete step has used."""
+        if self.is_elsewhere:
+            # One batch per step, as far as anybody can tell; `is_sure` says that nobody can.
+            return max(0, self._handed - (step - self._first_step))
         if not self.known:
             return 0
         return max(0, self._handed - self._per_step * (step - self._first_step))
@@ -51,6 +56,8 @@ class Ahead:
     def is_sure(self, step: int) -> bool:
         """Whether `untrained` is known, and not only taken to be nothing: more batches than steps are what
         looking ahead and accumulating have in common, until a few steps have told them apart."""
+        if self.is_elsewhere:
+            return False
         return self._is_settled or self._handed <= step - self._first_step
 
     def state(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import warnings
 import zlib
 from collections import deque
@@ -91,6 +92,7 @@ class Feed:
         # Between passes, where nobody but its user is to keep the loader alive.
         self._parked: tuple[Shape, dict[str, Any]] | None = None
         self.may_let_go = False
+        self._lock = threading.Lock()
         self._ahead = Ahead()
         # Where the last batches were handed out from: those that were only fetched ahead come again.
         self._recent: deque[tuple[Position, Any]] = deque(maxlen=256)
@@ -183,6 +185,14 @@ class Feed:
 
     def _handing_out(self, at: Position, turn: Turn) -> Position:
         """Before training has it: a batch that is handed out counts, whatever becomes of it."""
+        with self._lock:
+            return self._counted(at, turn)
+
+    def read_elsewhere(self, is_elsewhere: bool) -> None:
+        """Whether the batch that is asked for next goes to another thread than the one that trains."""
+        self._ahead.is_elsewhere = is_elsewhere
+
+    def _counted(self, at: Position, turn: Turn) -> Position:
         if self._audit is not None:
             self._audit(self._record(at, turn))
         if self._steps is not None:
@@ -246,6 +256,10 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """Exactly what training has been handed so far: a few numbers, whatever the dataset's size."""
+        with self._lock:  # another thread may be reading
+            return self._state()
+
+    def _state(self) -> dict[str, Any]:
         shape, kept = self._parked or (self._source.shape, self._source.remember())
         at, untrained = self._at, self._ahead.untrained(self._step())
         if self.trained_on and 0 < untrained <= len(self._recent):

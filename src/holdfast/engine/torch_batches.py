@@ -93,7 +93,6 @@ class Pass:
         self._batches = batches
         self._holding = holding
         self._on_stop = on_stop
-        self._thread = threading.get_ident()
         self._is_inner = False
         self._taken_up_behind = feed.batches_done
         self.step_at_batch = 0
@@ -107,7 +106,9 @@ class Pass:
         session = self._session
         if self.is_over:
             raise StopIteration
-        if threading.get_ident() != self._thread:
+        is_elsewhere = threading.get_ident() != session.boundary.thread
+        self._feed.read_elsewhere(is_elsewhere)
+        if is_elsewhere:
             # Somebody fetches ahead in another thread: boundaries belong to the one that trains.
             return next(self._batches)
         if self in self._holding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -19,6 +20,8 @@ class Boundary:
     no hook tells of their steps."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], watch: WeightWatch) -> None:
+        # The one that trains: that which opens the run, until another one is seen to step.
+        self.thread = threading.get_ident()
         self._gradients = Gradients(optimizers)
         self._watch = watch
         # Those that stepped since the last boundary; True where something did that no hook tells of.
@@ -57,6 +60,7 @@ class Boundary:
         self.optimizer_steps += 1
         self.steps_without_boundary += 1
         self._hooks_work = True
+        self.thread = threading.get_ident()
         self._watch.forget()
 
     def passed(self, *, stepped: bool = False) -> None:
