@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import holdfast
 from holdfast.stores.base import StoredFile
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.bandwidth import Bandwidth
 from node_ranks import die, in_ranks, model_of, node_tiers, tell
@@ -54,12 +54,12 @@ class ThrottledFile:
 
 
 def throttle_shared_folder(readers: int) -> None:
-    real = DirectoryStore.open
+    real = CheckpointStore.open
     share = SHARED_BYTES_PER_SECOND // readers
     ThrottledFile.wire = Bandwidth(share)
     # An empty bucket: no second of grace at the start.
     ThrottledFile.wire.take(share, threading.Event())
-    DirectoryStore.open = lambda self, name, file: ThrottledFile(real(self, name, file))  # type: ignore[assignment,method-assign,return-value]
+    CheckpointStore.open = lambda self, name, file: ThrottledFile(real(self, name, file))  # type: ignore[assignment,method-assign,return-value]
 
 
 def tiers_of(folder: Path, cache: str) -> list[str] | None:
@@ -104,7 +104,7 @@ def root_restart(folder: Path, rank: int) -> Any:
     dist.barrier()
     throttle_shared_folder(1)
     begun = time.monotonic()
-    store = DirectoryStore(folder / "run-none")
+    store = CheckpointStore(folder / "run-none")
     loaded = newest_valid(store) if rank == 0 else None
     names = [[(name, len(view)) for name, view in loaded.files.items()] if loaded else None]
     dist.broadcast_object_list(names)
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def give_memory_back(run: Path) -> None:
-    uuid = DirectoryStore(run).uuid
+    uuid = CheckpointStore(run).uuid
     shutil.rmtree(f"/dev/shm/holdfast-{os.getuid()}/node-caches/{uuid}", ignore_errors=True)
 
 

@@ -15,8 +15,8 @@ import torch
 
 import holdfast
 from holdfast.events import SaveCommitted
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.store import CheckpointStore
 from options import parse_options, scratch
 from scoreboard import Scoreboard
 
@@ -25,9 +25,9 @@ STEP_SECONDS = 0.05
 
 def run_once(folder: Path, save_seconds: float, limit: float, luck: random.Random) -> float:
     """Trains until the deadline. Returns by how many seconds the last checkpoint was early."""
-    publish = DirectoryStore.publish
+    publish = CheckpointStore.publish
 
-    def slow_publish(store: DirectoryStore, *arguments: Any) -> None:
+    def slow_publish(store: CheckpointStore, *arguments: Any) -> None:
         time.sleep(save_seconds * luck.uniform(0.75, 1.25))
         publish(store, *arguments)
 
@@ -35,7 +35,7 @@ def run_once(folder: Path, save_seconds: float, limit: float, luck: random.Rando
     optimizer = torch.optim.Adam(model.parameters())
     tracked = {"model": model, "optimizer": optimizer}
     deadline = time.time() + limit
-    DirectoryStore.publish = slow_publish  # type: ignore[method-assign]
+    CheckpointStore.publish = slow_publish  # type: ignore[method-assign]
     try:
         with holdfast.Run(folder, deadline=f"@{deadline}", on_stop="return", **tracked) as run:
             for _ in run.steps(10**9):
@@ -44,7 +44,7 @@ def run_once(folder: Path, save_seconds: float, limit: float, luck: random.Rando
                 optimizer.zero_grad()
                 time.sleep(STEP_SECONDS)
     finally:
-        DirectoryStore.publish = publish  # type: ignore[method-assign]
+        CheckpointStore.publish = publish  # type: ignore[method-assign]
     commits = [event.time for event in read_events(folder) if isinstance(event, SaveCommitted)]
     return deadline - commits[-1]
 

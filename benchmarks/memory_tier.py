@@ -16,7 +16,7 @@ import torch
 
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.staging.slots import HostMemory, ImageBytes, anonymous_memory
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.ladder import Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
@@ -39,12 +39,12 @@ def copy_into(memory: HostMemory, state: torch.Tensor) -> float:
     return seconds(lambda: target.copy_(state))
 
 
-def save(store: DirectoryStore | MemoryTier, memory: HostMemory, size: int, step: int) -> float:
+def save(store: CheckpointStore | MemoryTier, memory: HostMemory, size: int, step: int) -> float:
     draft = CheckpointDraft(writer_epoch=1, step=step, created="now", reason="bench")
     return seconds(lambda: write_checkpoint(store, draft, [ImageBytes(FILE, size, memory)]))
 
 
-def restore(store: DirectoryStore | MemoryTier | Ladder) -> float:
+def restore(store: CheckpointStore | MemoryTier | Ladder) -> float:
     return seconds(lambda: newest_valid(store))
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         found.setdefault((who, what), []).append(value)
 
     try:
-        with scratch(options) as folder, DirectoryStore(folder / "run") as disk:
+        with scratch(options) as folder, CheckpointStore(folder / "run") as disk:
             disk.claim()
             tier = MemoryTier(disk.uuid, root=root)
             tier.claim()

@@ -19,7 +19,7 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.read import read_files
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
-from holdfast.stores.objects import ObjectStore
+from holdfast.stores.locations import bucket_store
 from holdfast.stores.obstore_bucket import ObstoreBucket
 from holdfast.testing.memory_image import MemoryImage
 from holdfast.testing.object_servers import BUCKET, seaweedfs
@@ -41,7 +41,7 @@ def main() -> None:
     gaps: dict[str, list[float]] = defaultdict(list)
     with scratch(options) as folder, seaweedfs(folder) as server:
         bare = S3Store(BUCKET, **server.options, client_options={"allow_http": True, "timeout": "60s"})
-        store = ObjectStore(ObstoreBucket(f"s3://{BUCKET}/run", **server.options))
+        store = bucket_store(ObstoreBucket(f"s3://{BUCKET}/run", **server.options))
         epoch = store.claim()
         for round_ in range(options.repeats + 1):
             seconds = {}

@@ -19,8 +19,8 @@ from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.read import allocate_pages
 from holdfast.format.manifest import Manifest, parse_manifest
 from holdfast.redundancy.sets import group_nodes
-from holdfast.stores.node_side import NodeSide
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.base import Store
+from holdfast.stores.locations import node_store
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
 from holdfast.tiers.protect import protect
@@ -77,13 +77,13 @@ def write_checkpoint(root: Path, size: int) -> bytes:
     records = []
     for rank, node in enumerate(NODES):
         file = BytesSource(f"state-r{rank:05d}.bin", os.urandom(size))
-        records.append(NodeStore(root / node, uuid=UUID).put(NAME, file))
+        records.append(node_store(root / node, uuid=UUID).write(NAME, file))
     manifest = Manifest(
         store=UUID, writer_epoch=1, step=1, nonce="00000001", parent=None, created="", reason="benchmark",
         files=tuple(records),
     ).to_bytes()  # fmt: skip
     for node in NODES:
-        NodeStore(root / node, uuid=UUID).settle(NAME, manifest)
+        node_store(root / node, uuid=UUID).publish(NAME, manifest)
     return manifest
 
 
@@ -95,7 +95,7 @@ def serve_in_a_child(root: Path) -> tuple[int, int]:
     if child == 0:
         os.close(life_write)
         servers = [
-            NodeServer({"local": NodeStore(root / node, uuid=UUID)}, TOKEN, f"127.0.0.{10 + n}", PORT + n)
+            NodeServer({"local": node_store(root / node, uuid=UUID)}, TOKEN, f"127.0.0.{10 + n}", PORT + n)
             for n, node in enumerate(NODES)
         ]
         os.write(ready_write, b"!")
@@ -117,8 +117,8 @@ def measure(scheme: str, root: Path, size: int) -> tuple[float, float]:
     child, life = serve_in_a_child(root)
     far = {n: RemoteStore((f"127.0.0.{10 + i}", PORT + i), TOKEN) for i, n in enumerate(NODES)}
 
-    def seen_from(me: str) -> dict[str, NodeSide]:
-        return {n: NodeStore(root / n, uuid=UUID) if n == me else far[n] for n in NODES}
+    def seen_from(me: str) -> dict[str, Store]:
+        return {n: node_store(root / n, uuid=UUID) if n == me else far[n] for n in NODES}
 
     try:
         took = [seconds(lambda n=n: protect(NAME, n, seen_from(n), members)) for n in NODES]  # type: ignore[misc]

@@ -16,8 +16,7 @@ from typing import Any
 
 from holdfast.format.manifest import FileRecord
 from holdfast.stores.base import ImageSource, StoredFile
-from holdfast.stores.directory import DirectoryStore
-from holdfast.tiers.target import FolderTarget
+from holdfast.stores.store import CheckpointStore
 
 BYTES_PER_SECOND = 200_000_000
 _LEDGER = struct.Struct("<dQQ")  # when the wire is free again, bytes read, bytes written
@@ -102,15 +101,15 @@ class _Stored:
 
 def put_behind(wire: Wire, shared: Path) -> None:
     """From now on this process reaches the run folder `shared` over the wire alone. Once per process."""
-    real_put, real_open, where = FolderTarget.put, DirectoryStore.open, os.path.abspath(shared)
+    real_write, real_open, where = CheckpointStore.write, CheckpointStore.open, os.path.abspath(shared)
 
-    def put(self: FolderTarget, name: str, source: ImageSource, expect: FileRecord, *, replace: bool) -> None:
-        over_wire = source if self.store.where != where else _Source(source, wire)
-        real_put(self, name, over_wire, expect, replace=replace)
+    def write(self: CheckpointStore, name: str, source: ImageSource, **more: Any) -> FileRecord:
+        over_wire = source if self.where != where or "expect" not in more else _Source(source, wire)
+        return real_write(self, name, over_wire, **more)
 
-    def opened(self: DirectoryStore, name: str, file: str) -> Any:
+    def opened(self: CheckpointStore, name: str, file: str) -> Any:
         found = real_open(self, name, file)
         return found if self.where != where else _Stored(found, wire)
 
-    FolderTarget.put = put  # type: ignore[method-assign]
-    DirectoryStore.open = opened  # type: ignore[method-assign]
+    CheckpointStore.write = write  # type: ignore[method-assign]
+    CheckpointStore.open = opened  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, StoreError
 from holdfast.format.image import parse_image
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.memory_io import ROOT, MemoryIO, Tree
 from holdfast.testing.store_contract import draft, newest_valid
@@ -31,7 +31,7 @@ def images(step: int) -> list[MemoryImage]:
 @pytest.fixture(scope="module")
 def whole() -> Tree:
     io = MemoryIO()
-    store = DirectoryStore("/run", io=io)
+    store = CheckpointStore("/run", io=io)
     epoch = store.claim()
     for step in (1, 2):
         write_checkpoint(store, draft(step, writer_epoch=epoch), images(step))
@@ -51,7 +51,7 @@ def outcome(tree: Tree) -> tuple[int, list[str]]:
     def note(found: Found, why: str) -> None:
         rejected.append(why)
 
-    loaded = newest_valid(DirectoryStore("/run", io=MemoryIO(tree)), reject=note)
+    loaded = newest_valid(CheckpointStore("/run", io=MemoryIO(tree)), reject=note)
     assert loaded is not None
     for image in images(loaded.found.step):
         assert loaded.files[image.name] == image.view(0, image.size), "loaded other bytes than were saved"
@@ -188,7 +188,7 @@ def test_a_damaged_data_file_is_found_and_passed_over(whole: Tree, how: str, nam
     DAMAGE[how](tree, name)
     step, rejected = outcome(tree)
     assert (step, len(rejected)) == (1, 1)
-    store = DirectoryStore("/run", io=MemoryIO(tree))
+    store = CheckpointStore("/run", io=MemoryIO(tree))
     assert not verify(store, committed(store)[0]).is_whole
 
 
@@ -225,7 +225,7 @@ def test_nothing_whole_is_an_error_that_lists_every_reason(whole: Tree) -> None:
     for place in ckpt.values():
         tree.files[tree.directories[place][WEIGHTS]][5000] ^= 1
     with pytest.raises(NoValidCheckpoint) as refused:
-        newest_valid(DirectoryStore("/run", io=MemoryIO(tree)))
+        newest_valid(CheckpointStore("/run", io=MemoryIO(tree)))
     assert all(name in str(refused.value) for name in ckpt)
 
 
@@ -234,7 +234,7 @@ def test_any_flipped_byte_of_the_identity_stops_the_writer_not_the_reader(whole:
     content = tree.files[tree.directories[ROOT]["STORE.json"]]
     for _ in flips(content, range(len(content))):
         with pytest.raises(StoreError, match=r"STORE\.json"):
-            DirectoryStore("/run", io=MemoryIO(tree)).claim()
+            CheckpointStore("/run", io=MemoryIO(tree)).claim()
     assert outcome(tree) == (2, [])
 
 
@@ -244,4 +244,4 @@ def test_any_flipped_byte_of_a_claim_still_yields_a_higher_epoch(whole: Tree) ->
     for position in range(0, size, 5):
         tree = copy.deepcopy(whole)
         tree.files[writers["00000001.json"]][position] ^= 1
-        assert DirectoryStore("/run", io=MemoryIO(tree)).claim() == 2
+        assert CheckpointStore("/run", io=MemoryIO(tree)).claim() == 2

@@ -18,7 +18,7 @@ from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.errors import CorruptCheckpoint, HoldfastError, StoreDenied, StoreError
 from holdfast.format.manifest import parse_manifest
 from holdfast.format.sealed import canonical_json, unseal
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft, newest_valid, save
 
@@ -26,8 +26,8 @@ IMAGE = image_of(1).name
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DirectoryStore]:
-    with DirectoryStore(tmp_path / "run") as store:
+def store(tmp_path: Path) -> Iterator[CheckpointStore]:
+    with CheckpointStore(tmp_path / "run") as store:
         epoch = store.claim()
         for step in (1, 2):
             save(store, step, writer_epoch=epoch)
@@ -43,12 +43,12 @@ def canary(tmp_path: Path) -> Path:
     return outside
 
 
-def place_of(store: DirectoryStore, step: int) -> Path:
+def place_of(store: CheckpointStore, step: int) -> Path:
     [found] = [one for one in committed(store) if one.step == step]
     return Path(store.where, "ckpt", str(found.name))
 
 
-def restored_step(store: DirectoryStore) -> tuple[int, list[str]]:
+def restored_step(store: CheckpointStore) -> tuple[int, list[str]]:
     rejected: list[str] = []
     loaded = newest_valid(store, reject=lambda found, why: rejected.append(why))
     assert loaded is not None
@@ -58,7 +58,7 @@ def restored_step(store: DirectoryStore) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("what", ["link", "pipe", "directory", "socket-like device"])
 @pytest.mark.parametrize("where", [IMAGE, "MANIFEST and its copy"])
 def test_what_is_no_regular_file_is_refused_at_once(
-    store: DirectoryStore, canary: Path, what: str, where: str
+    store: CheckpointStore, canary: Path, what: str, where: str
 ) -> None:
     names = [IMAGE] if where == IMAGE else ["MANIFEST", "MANIFEST.2"]
     for name in names:
@@ -77,13 +77,13 @@ def test_what_is_no_regular_file_is_refused_at_once(
     assert (step, len(rejected)) == (1, 1)
 
 
-def place_of_raw(store: DirectoryStore, step: int) -> str:
+def place_of_raw(store: CheckpointStore, step: int) -> str:
     [name] = [n for n in os.listdir(os.path.join(store.where, "ckpt")) if f"-s{step:012d}-" in n]
     return os.path.join(store.where, "ckpt", name)
 
 
 def test_a_linked_checkpoint_directory_is_neither_read_nor_pruned(
-    store: DirectoryStore, canary: Path, tmp_path: Path
+    store: CheckpointStore, canary: Path, tmp_path: Path
 ) -> None:
     name = "e00000001-s000000000000-0badcafe"
     Path(store.where, "ckpt", name).symlink_to(canary)
@@ -102,7 +102,7 @@ def test_a_linked_checkpoint_directory_is_neither_read_nor_pruned(
     assert (canary / IMAGE).exists()
 
 
-def test_foreign_entries_survive_a_prune(store: DirectoryStore, canary: Path) -> None:
+def test_foreign_entries_survive_a_prune(store: CheckpointStore, canary: Path) -> None:
     ckpt = Path(store.where, "ckpt")
     (ckpt / "notes.txt").write_text("mine")
     (ckpt / "best-model").mkdir()
@@ -125,9 +125,9 @@ def test_foreign_entries_survive_a_prune(store: DirectoryStore, canary: Path) ->
 
 
 def test_a_checkpoint_of_another_store_is_read_but_never_pruned(
-    store: DirectoryStore, tmp_path: Path
+    store: CheckpointStore, tmp_path: Path
 ) -> None:
-    other = DirectoryStore(tmp_path / "other")
+    other = CheckpointStore(tmp_path / "other")
     stranger = str(save(other, 1, writer_epoch=other.claim()).name)
     os.rename(Path(other.where, "ckpt", stranger), Path(store.where, "ckpt", stranger))
     ledger = Ledger()
@@ -202,7 +202,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", HOSTILE)
 def test_a_hostile_manifest_is_refused_though_well_sealed(
-    store: DirectoryStore, canary: Path, how: str
+    store: CheckpointStore, canary: Path, how: str
 ) -> None:
     place = place_of(store, 2)
     reseal(place, **HOSTILE[how])
@@ -212,14 +212,14 @@ def test_a_hostile_manifest_is_refused_though_well_sealed(
     assert (step, len(rejected)) == (1, 1)
 
 
-def test_the_harness_reseals_correctly(store: DirectoryStore) -> None:
+def test_the_harness_reseals_correctly(store: CheckpointStore) -> None:
     """Else every hostile manifest above would be refused for its seal, not for its content."""
     place = place_of(store, 2)
     reseal(place, notes="harmless")
     assert restored_step(store) == (2, [])
 
 
-def test_a_manifest_too_large_is_refused_before_it_is_read(store: DirectoryStore) -> None:
+def test_a_manifest_too_large_is_refused_before_it_is_read(store: CheckpointStore) -> None:
     place = place_of(store, 2)
     for copy in ("MANIFEST", "MANIFEST.2"):
         os.truncate(place / copy, (256 << 20) + 1)
@@ -228,7 +228,7 @@ def test_a_manifest_too_large_is_refused_before_it_is_read(store: DirectoryStore
     assert "more than" in rejected[0]
 
 
-def test_a_manifest_nested_without_end_is_refused(store: DirectoryStore) -> None:
+def test_a_manifest_nested_without_end_is_refused(store: CheckpointStore) -> None:
     place = place_of(store, 2)
     line = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
     data = line + b"sha256:" + hashlib.sha256(line).hexdigest().encode() + b"\n"
@@ -237,7 +237,7 @@ def test_a_manifest_nested_without_end_is_refused(store: DirectoryStore) -> None
     assert restored_step(store)[0] == 1
 
 
-def test_declared_sizes_are_checked_before_memory_is_taken(store: DirectoryStore) -> None:
+def test_declared_sizes_are_checked_before_memory_is_taken(store: CheckpointStore) -> None:
     place = place_of(store, 2)
     size = 1 << 45
     chunk = 1 << 30
@@ -260,7 +260,7 @@ def test_declared_sizes_are_checked_before_memory_is_taken(store: DirectoryStore
 def test_the_umask_is_honoured_and_nothing_else_imposed(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        store = DirectoryStore(tmp_path / "run")
+        store = CheckpointStore(tmp_path / "run")
         save(store, 1, writer_epoch=store.claim())
     finally:
         os.umask(before)
@@ -270,7 +270,7 @@ def test_the_umask_is_honoured_and_nothing_else_imposed(tmp_path: Path, umask: i
     store.release()
 
 
-def test_a_link_planted_at_a_new_name_is_not_written_through(store: DirectoryStore, canary: Path) -> None:
+def test_a_link_planted_at_a_new_name_is_not_written_through(store: CheckpointStore, canary: Path) -> None:
     name = str(draft(9, writer_epoch=store.writer_epoch).name)
     store.begin(name, 1 << 20)
     Path(store.where, "ckpt", name, IMAGE).symlink_to(canary / "MANIFEST")
@@ -284,7 +284,7 @@ def test_a_linked_writers_directory_stops_the_claim(tmp_path: Path, canary: Path
     root.mkdir()
     (root / "writers").symlink_to(canary)
     with pytest.raises(StoreError):
-        DirectoryStore(root).claim()
+        CheckpointStore(root).claim()
     assert sorted(os.listdir(canary)) == ["MANIFEST", IMAGE]
 
 
@@ -293,10 +293,10 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, canary: Path) -> None:
     root.mkdir()
     (root / "LOCK").symlink_to(canary / "MANIFEST")
     with pytest.raises(StoreDenied):
-        DirectoryStore(root).claim()
+        CheckpointStore(root).claim()
 
 
-def test_json_tools_and_a_hash_tool_can_audit_a_manifest(store: DirectoryStore) -> None:
+def test_json_tools_and_a_hash_tool_can_audit_a_manifest(store: CheckpointStore) -> None:
     line, seal, rest = (place_of(store, 2) / "MANIFEST").read_bytes().split(b"\n")
     assert rest == b""
     assert seal == b"sha256:" + hashlib.sha256(line + b"\n").hexdigest().encode()

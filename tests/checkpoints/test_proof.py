@@ -10,8 +10,8 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.errors import NewerFormat, StoreUnavailable
 from holdfast.format.sealed import seal, unseal
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.patience import Patience
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.forwarding_io import ForwardingIO
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import MemoryIO
@@ -50,7 +50,7 @@ class Stumbling(ForwardingIO):
 
 def two_saves() -> MemoryIO:
     memory = MemoryIO()
-    with DirectoryStore("/run", io=memory) as store:
+    with CheckpointStore("/run", io=memory) as store:
         epoch = store.claim()
         save(store, 1, writer_epoch=epoch)
         save(store, 2, writer_epoch=epoch)
@@ -64,7 +64,7 @@ def test_one_read_error_that_goes_away_is_not_damage(file: str, verb: str, numbe
     io = Stumbling(two_saves(), file, verb, getattr(errno, number), times=3)
     passed_over: list[str] = []
     loaded = newest_valid(
-        DirectoryStore("/run", io=io), reject=lambda found, why: passed_over.append(why), patience=QUICK
+        CheckpointStore("/run", io=io), reject=lambda found, why: passed_over.append(why), patience=QUICK
     )
     assert loaded is not None
     assert (loaded.found.step, passed_over) == (2, [])
@@ -76,29 +76,29 @@ def test_a_read_error_that_stays_stops_the_restore_and_nothing_older_is_taken(ve
     io = Stumbling(memory, image_of(2).name, verb, errno.EIO, times=10**6)
     before = memory.tree.fingerprint()
     with pytest.raises(StoreUnavailable, match=r"cannot tell whether checkpoint .* is whole"):
-        newest_valid(DirectoryStore("/run", io=io), patience=QUICK)
+        newest_valid(CheckpointStore("/run", io=io), patience=QUICK)
     assert memory.tree.fingerprint() == before
 
 
 def test_the_second_manifest_that_cannot_be_read_for_now_is_no_proof() -> None:
     memory = two_saves()
-    store = DirectoryStore("/run", io=memory)
+    store = CheckpointStore("/run", io=memory)
     ckpt = memory.tree.directories[memory.tree.directories[0]["ckpt"]]
     place = memory.tree.directories[ckpt[max(store.names())]]
     memory.tree.files[place["MANIFEST"]][5] ^= 1
     io = Stumbling(memory, "MANIFEST.2", "open", errno.ESTALE, times=2)
-    loaded = newest_valid(DirectoryStore("/run", io=io), patience=QUICK)
+    loaded = newest_valid(CheckpointStore("/run", io=io), patience=QUICK)
     assert loaded is not None
     assert loaded.found.step == 2
 
 
 def test_what_was_passed_over_stays_until_the_run_has_got_as_far() -> None:
     memory = MemoryIO()
-    with DirectoryStore("/run", io=memory) as store:
+    with CheckpointStore("/run", io=memory) as store:
         epoch = store.claim()
         for step in (10, 20, 30):
             save(store, step, writer_epoch=epoch)
-    with DirectoryStore("/run", io=memory) as store:
+    with CheckpointStore("/run", io=memory) as store:
         # Went on from 20, for whatever reason: a node that was away, or somebody who wanted to.
         epoch = store.claim()
         ledger = Ledger()
@@ -113,7 +113,7 @@ def test_what_was_passed_over_stays_until_the_run_has_got_as_far() -> None:
 
 def newer_format(memory: MemoryIO) -> None:
     """As a later holdfast would write it: sealed, and with another format number."""
-    store = DirectoryStore("/run", io=memory)
+    store = CheckpointStore("/run", io=memory)
     name = max(store.names())
     ckpt = memory.tree.directories[memory.tree.directories[0]["ckpt"]]
     record = copy.deepcopy(unseal(store.manifest(name)))
@@ -125,7 +125,7 @@ def newer_format(memory: MemoryIO) -> None:
 def test_a_checkpoint_of_a_newer_format_is_refused_and_never_stepped_back_from() -> None:
     memory = two_saves()
     newer_format(memory)
-    store = DirectoryStore("/run", io=memory)
+    store = CheckpointStore("/run", io=memory)
     with pytest.raises(NewerFormat, match=r"a newer holdfast wrote this checkpoint.*install"):
         newest_valid(store, patience=QUICK)
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_never_stepped_back_from()
 def test_a_checkpoint_of_a_newer_format_is_never_pruned() -> None:
     memory = two_saves()
     newer_format(memory)
-    with DirectoryStore("/run", io=memory) as store:
+    with CheckpointStore("/run", io=memory) as store:
         epoch = store.claim()
         for step in (3, 4, 5):
             save(store, step, writer_epoch=epoch)

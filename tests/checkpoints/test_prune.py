@@ -7,7 +7,7 @@ import pytest
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Pruning, Retention, prune
 from holdfast.errors import StoreUnavailable
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.failing_io import FailingIO
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import MemoryIO
@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self, io: MemoryIO | None = None) -> None:
         self.io = io or MemoryIO()
-        self.store = DirectoryStore("/run", io=self.io)
+        self.store = CheckpointStore("/run", io=self.io)
         self.epoch = self.store.claim()
         self.ledger = Ledger()
 
@@ -237,14 +237,14 @@ def test_a_store_that_fails_while_retiring_says_so_and_keeps_the_rest() -> None:
 def test_a_store_that_cannot_list_raises_and_deletes_nothing() -> None:
     bench = Bench()
     bench.save(1, 2, 3)
-    broken = DirectoryStore("/run", io=FailingIO(bench.io, 1, persistent=True))
+    broken = CheckpointStore("/run", io=FailingIO(bench.io, 1, persistent=True))
     with pytest.raises(StoreUnavailable):
         prune(broken, TWO, bench.ledger)
     assert bench.steps() == [1, 2, 3]
 
 
 def test_a_real_directory_is_really_emptied(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         epoch = store.claim()
         ledger = Ledger()
         for step in range(1, 5):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def test_the_later_of_two_saves_of_one_step_is_the_newest(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         epoch = store.claim()
         for number in range(20):
             draft = CheckpointDraft(

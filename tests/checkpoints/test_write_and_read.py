@@ -13,7 +13,7 @@ from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.errors import CorruptCheckpoint, InternalError, RestoreError, SaveError
 from holdfast.format.manifest import Parent
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.memory_io import MemoryIO
 from holdfast.testing.store_contract import draft, newest_valid, save
@@ -22,13 +22,13 @@ CHUNK = 16 << 20
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DirectoryStore]:
-    with DirectoryStore(tmp_path / "run") as store:
+def store(tmp_path: Path) -> Iterator[CheckpointStore]:
+    with CheckpointStore(tmp_path / "run") as store:
         store.claim()
         yield store
 
 
-def flip(store: DirectoryStore, found: Found, file: str, at: int) -> None:
+def flip(store: CheckpointStore, found: Found, file: str, at: int) -> None:
     path = Path(store.where, "ckpt", str(found.name), file)
     with open(path, "r+b") as opened:
         opened.seek(at)
@@ -37,7 +37,7 @@ def flip(store: DirectoryStore, found: Found, file: str, at: int) -> None:
         opened.write(bytes([byte ^ 1]))
 
 
-def test_everything_in_the_draft_is_in_the_manifest(store: DirectoryStore) -> None:
+def test_everything_in_the_draft_is_in_the_manifest(store: CheckpointStore) -> None:
     first = save(store, 1)
     whole = CheckpointDraft(
         writer_epoch=1,
@@ -80,18 +80,18 @@ def test_everything_in_the_draft_is_in_the_manifest(store: DirectoryStore) -> No
     assert look(store, first.name).sha256 == first.sha256
 
 
-def test_a_value_that_cannot_be_stored_costs_no_writing(store: DirectoryStore) -> None:
+def test_a_value_that_cannot_be_stored_costs_no_writing(store: CheckpointStore) -> None:
     with pytest.raises(SaveError, match="progress"):
         write_checkpoint(store, draft(1, progress={"x": object()}), [image_of(1)])
     assert list(Path(store.where, "ckpt").iterdir()) == []
 
 
-def test_two_files_of_one_name_are_our_bug(store: DirectoryStore) -> None:
+def test_two_files_of_one_name_are_our_bug(store: CheckpointStore) -> None:
     with pytest.raises(InternalError):
         write_checkpoint(store, draft(1), [image_of(1), image_of(2)])
 
 
-def test_a_source_that_fails_leaves_no_trace(store: DirectoryStore) -> None:
+def test_a_source_that_fails_leaves_no_trace(store: CheckpointStore) -> None:
     class Breaks(MemoryImage):
         def view(self, start: int, stop: int) -> memoryview:
             raise MemoryError("the copy was lost")
@@ -101,7 +101,7 @@ def test_a_source_that_fails_leaves_no_trace(store: DirectoryStore) -> None:
     assert list(Path(store.where, "ckpt").iterdir()) == []
 
 
-def test_a_checkpoint_without_files_is_a_checkpoint(store: DirectoryStore) -> None:
+def test_a_checkpoint_without_files_is_a_checkpoint(store: CheckpointStore) -> None:
     write_checkpoint(store, draft(1), [])
     loaded = newest_valid(store)
     assert loaded is not None
@@ -109,7 +109,7 @@ def test_a_checkpoint_without_files_is_a_checkpoint(store: DirectoryStore) -> No
     assert verify(store, loaded.found).is_whole
 
 
-def test_only_the_wanted_files_are_read_and_all_must_exist(store: DirectoryStore) -> None:
+def test_only_the_wanted_files_are_read_and_all_must_exist(store: CheckpointStore) -> None:
     write_checkpoint(store, draft(1), [MemoryImage("a.bin", b"aa"), MemoryImage("b.bin", b"bb")])
     [found] = committed(store)
     assert read_files(store, found, wanted=["b.bin"]) == {"b.bin": b"bb"}
@@ -118,7 +118,7 @@ def test_only_the_wanted_files_are_read_and_all_must_exist(store: DirectoryStore
         read_files(store, found, wanted=["c.bin"])
 
 
-def test_the_callers_memory_is_filled_in_place(store: DirectoryStore) -> None:
+def test_the_callers_memory_is_filled_in_place(store: CheckpointStore) -> None:
     save(store, 1)
     given: list[memoryview] = []
 
@@ -130,13 +130,13 @@ def test_the_callers_memory_is_filled_in_place(store: DirectoryStore) -> None:
     assert files[image_of(1).name] is given[0]
 
 
-def test_memory_that_is_not_aligned_is_filled_all_the_same(store: DirectoryStore) -> None:
+def test_memory_that_is_not_aligned_is_filled_all_the_same(store: CheckpointStore) -> None:
     save(store, 1)
     files = read_files(store, committed(store)[0], allocate=lambda size: memoryview(bytearray(size + 1))[1:])
     assert files[image_of(1).name] == image_of(1).view(0, image_of(1).size)
 
 
-def test_damage_is_named_by_file_chunk_and_tensor(store: DirectoryStore) -> None:
+def test_damage_is_named_by_file_chunk_and_tensor(store: CheckpointStore) -> None:
     write_checkpoint(store, draft(1), [image_of(1, values=9 << 20)])
     [found] = committed(store)
     flip(store, found, image_of(1).name, 2 * CHUNK + 77)
@@ -153,7 +153,7 @@ def test_damage_is_named_by_file_chunk_and_tensor(store: DirectoryStore) -> None
     assert verify(store, found, deep=False).is_whole, "sizes alone cannot tell"
 
 
-def test_verification_counts_every_byte_and_reports_progress(store: DirectoryStore) -> None:
+def test_verification_counts_every_byte_and_reports_progress(store: CheckpointStore) -> None:
     images = [image_of(1, name="a.safetensors", values=5 << 20), MemoryImage("b.bin", bytes(5000))]
     write_checkpoint(store, draft(1), images)
     [found] = committed(store)
@@ -166,7 +166,7 @@ def test_verification_counts_every_byte_and_reports_progress(store: DirectorySto
     assert heard[-1] == (total, total)
 
 
-def test_every_problem_is_listed_not_only_the_first(store: DirectoryStore) -> None:
+def test_every_problem_is_listed_not_only_the_first(store: CheckpointStore) -> None:
     write_checkpoint(store, draft(1), [MemoryImage(f"{n}.bin", bytes(9000)) for n in "abc"])
     [found] = committed(store)
     place = Path(store.where, "ckpt", str(found.name))
@@ -179,7 +179,7 @@ def test_every_problem_is_listed_not_only_the_first(store: DirectoryStore) -> No
     assert len(verify(store, found, deep=False).problems) == 2
 
 
-def test_an_image_whose_header_does_not_tile_is_not_whole(store: DirectoryStore) -> None:
+def test_an_image_whose_header_does_not_tile_is_not_whole(store: CheckpointStore) -> None:
     """Its digests are right: it was written so. Nobody could view it, so verification must say it."""
     broken = bytearray(image_of(1).view(0, image_of(1).size)) + b"trailing"
     write_checkpoint(store, draft(1), [MemoryImage("a.safetensors", bytes(broken))])
@@ -191,7 +191,7 @@ def test_an_image_whose_header_does_not_tile_is_not_whole(store: DirectoryStore)
 
 def test_an_unreadable_checkpoint_is_found_with_its_problem() -> None:
     io = MemoryIO()
-    store = DirectoryStore("/run", io=io)
+    store = CheckpointStore("/run", io=io)
     name = str(save(store, 1, writer_epoch=store.claim()).name)
     place = io.tree.directories[io.tree.directories[io.tree.directories[0]["ckpt"]][name]]
     for record in ("MANIFEST", "MANIFEST.2"):
@@ -206,7 +206,7 @@ def test_an_unreadable_checkpoint_is_found_with_its_problem() -> None:
 
 
 def test_restores_race_a_pruner_and_always_get_a_whole_checkpoint(tmp_path: Path) -> None:
-    writer = DirectoryStore(tmp_path / "run")
+    writer = CheckpointStore(tmp_path / "run")
     epoch = writer.claim()
     last = [str(save(writer, 0, writer_epoch=epoch).name)]
     stop = threading.Event()
@@ -224,7 +224,7 @@ def test_restores_race_a_pruner_and_always_get_a_whole_checkpoint(tmp_path: Path
 
     thread = threading.Thread(target=write_and_retire)
     thread.start()
-    reader = DirectoryStore(tmp_path / "run")
+    reader = CheckpointStore(tmp_path / "run")
     restored = 0
     while not stop.is_set():
         loaded = newest_valid(reader)
@@ -241,11 +241,11 @@ def test_restores_race_a_pruner_and_always_get_a_whole_checkpoint(tmp_path: Path
 def test_a_listing_that_a_pruner_outran_is_read_anew() -> None:
     """Between listing and reading, all that was listed is pruned; what replaced it must be found."""
     io = MemoryIO()
-    writer = DirectoryStore("/run", io=io)
+    writer = CheckpointStore("/run", io=io)
     epoch = writer.claim()
     old = str(save(writer, 1, writer_epoch=epoch).name)
 
-    class Outrun(DirectoryStore):
+    class Outrun(CheckpointStore):
         def names(self) -> list[str]:
             listed = super().names()
             if old in listed:

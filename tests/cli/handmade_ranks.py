@@ -17,7 +17,7 @@ from holdfast.contents.records import SKELETON
 from holdfast.format.image import ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 CODES = {"float32": "F32", "int64": "I64", "uint8": "U8"}
 
@@ -32,9 +32,9 @@ class Tensor:
 
 def save_by_hand(
     folder: Path, ranks: Sequence[Mapping[str, Tensor | int]], *, step: int = 1, lie: int = 0
-) -> tuple[DirectoryStore, Found]:
+) -> tuple[CheckpointStore, Found]:
     """One model called "model" whose state is a dict; `lie` makes every record claim larger files."""
-    store = DirectoryStore(folder)
+    store = CheckpointStore(folder)
     store.claim()
     sources, roles = [], {}
     for rank, state in enumerate(ranks):

@@ -18,8 +18,8 @@ from holdfast.checkpoints.find import committed
 from holdfast.events import RunEnded
 from holdfast.jobs.exit_codes import DO_NOT_RESTART
 from holdfast.jobs.halt import FILE, HaltNote, read_halt, write_halt
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing import FakeClock
 
 Command = Callable[..., Answer]
@@ -54,7 +54,7 @@ def test_a_running_training_saves_and_ends_with_the_code_that_nobody_restarts(
     with pytest.raises(SystemExit) as ended:
         train(tmp_path / "run", halt)
     assert ended.value.code == DO_NOT_RESTART
-    steps = [one.step for one in committed(DirectoryStore(tmp_path / "run"))]
+    steps = [one.step for one in committed(CheckpointStore(tmp_path / "run"))]
     assert 6 <= steps[0] <= 7
     last = [event for event in read_events(str(tmp_path / "run")) if isinstance(event, RunEnded)][-1]
     assert (last.how, last.step) == ("stopped", steps[0])

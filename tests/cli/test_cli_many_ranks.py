@@ -26,7 +26,7 @@ from holdfast.contents.regions import Piece, Region, require_complete
 from holdfast.contents.tensors import StoredTensor, read_tensors
 from holdfast.errors import CorruptCheckpoint
 from holdfast.integrations.torch_dcp import HoldfastWriter
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 PARAMETERS = {
@@ -320,7 +320,7 @@ FILE = bytes(np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8))
 
 @pytest.fixture(scope="module")
 def one_file(tmp_path_factory):
-    store = DirectoryStore(tmp_path_factory.mktemp("one") / "run")
+    store = CheckpointStore(tmp_path_factory.mktemp("one") / "run")
     store.claim()
     draft = CheckpointDraft(writer_epoch=store.writer_epoch, step=1, created="", reason="")
     committed = write_checkpoint(store, draft, [BytesSource("data.bin", FILE)])

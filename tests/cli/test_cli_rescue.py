@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.checkpoints.find import committed
 from holdfast.cli.running.rescue import rescue
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.memory_folder import default_root
 
@@ -28,7 +28,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def caches(run: Path) -> Path:
-    return Path(default_root(), "node-caches", DirectoryStore(run).uuid)
+    return Path(default_root(), "node-caches", CheckpointStore(run).uuid)
 
 
 def writers(run: Path) -> list[str]:
@@ -55,12 +55,12 @@ def test_what_other_machines_have_a_part_of_is_left_to_them_and_nobody_is_fenced
 def test_what_only_the_nodes_memory_held_is_committed_and_the_memory_given_back(
     killed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert committed(DirectoryStore(killed)) == []
+    assert committed(CheckpointStore(killed)) == []
     said = rescue(str(killed))
     assert said is not None
     assert said["failed"] == []
     assert "was only on this machine; it is in run now" in capsys.readouterr().err
-    loaded = newest_valid(DirectoryStore(killed))
+    loaded = newest_valid(CheckpointStore(killed))
     assert loaded is not None
     assert (loaded.manifest.step, str(loaded.found.name)) == (4, said["saved"][0])  # type: ignore[index]
     assert not caches(killed).exists()

@@ -11,7 +11,7 @@ from holdfast.cli.read_only_store import ReadOnlyStore, WatchedStore
 from holdfast.cli.render import ProgressBar, age, clean, lines_of, plain, plural, shorten, show, when
 from holdfast.cli.result import FactList, Result, Table, of_checked
 from holdfast.errors import InternalError
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.fake_clock import FakeClock
 
 
@@ -90,7 +90,7 @@ def test_exit_codes_follow_from_what_is_whole(verdicts, code):
 
 
 def test_reads_are_counted_whoever_reads(finished_run):
-    store = DirectoryStore(finished_run)
+    store = CheckpointStore(finished_run)
     found = committed(store)[0]
     told: list[int] = []
     read_files(WatchedStore(store, told.append), found)
@@ -99,10 +99,10 @@ def test_reads_are_counted_whoever_reads(finished_run):
 
 
 def test_a_store_that_was_opened_to_read_refuses_to_write(finished_run):
-    name = DirectoryStore(finished_run).names()[0]
+    name = CheckpointStore(finished_run).names()[0]
     for verb in (ReadOnlyStore.retire, ReadOnlyStore.abandon):
         with pytest.raises(InternalError, match="only to read"):
-            verb(ReadOnlyStore(DirectoryStore(finished_run)), name)
+            verb(ReadOnlyStore(CheckpointStore(finished_run)), name)
 
 
 class Terminal(io.StringIO):

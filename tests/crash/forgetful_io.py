@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from holdfast.format.names import parse_checkpoint_name
-from holdfast.stores.node_parts import PART
-from holdfast.stores.node_places import INCOMING
+from holdfast.format.names import PART_FILE, parse_checkpoint_name
+from holdfast.stores.folder_place import INCOMING, LEAVING
 from holdfast.testing.memory_io import MemoryIO
 from holdfast.testing.recording_io import RecordingIO
 
@@ -42,8 +41,8 @@ class ForgetfulIO(RecordingIO):
 
 def _kind(name: str) -> str:
     """What is of one kind bears one name."""
-    if parse_checkpoint_name(name.removesuffix(INCOMING)):
+    if parse_checkpoint_name(name.removesuffix(INCOMING).removesuffix(LEAVING)):
         return "<name>"
-    if name.startswith(PART):
+    if name.startswith(PART_FILE):
         return "<part>"
     return "STORE.json" if name.startswith("STORE.json.") else name

@@ -14,9 +14,9 @@ from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import NoValidCheckpoint, StoreError
 from holdfast.format.sealed import check_seal
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.io import StoreIO
-from holdfast.stores.small_read import read_small
+from holdfast.stores.store import CheckpointStore
+from holdfast.stores.stored_file import read_small
 from holdfast.testing.crash_states import CrashState, crash_states
 from holdfast.testing.crashing_io import CrashingIO, SimulatedCrash
 from holdfast.testing.memory_image import image_of
@@ -28,7 +28,7 @@ IDENTITY = "00000000-0000-0000-0000-000000000000"
 TORTURE = bool(os.environ.get("HOLDFAST_TORTURE"))
 
 
-class SpokenStore(DirectoryStore):
+class SpokenStore(CheckpointStore):
     """Says so before it retires: from that moment the victim may or may not be there."""
 
     def __init__(self, io: StoreIO, recording: Recording) -> None:
@@ -59,7 +59,7 @@ def broken_promises(state: CrashState) -> list[str]:
     """What the tree of this crash state fails to keep of what had been promised before the crash."""
     promised = [mark.value for mark in state.promises if mark.label == "saved"]
     retiring = {mark.value for mark in state.promises if mark.label == "retiring"}
-    store = DirectoryStore("/run", io=MemoryIO(state.tree), threads=1)
+    store = CheckpointStore("/run", io=MemoryIO(state.tree), threads=1)
     broken = []
     try:
         found = {str(one.name): one for one in committed(store)}
@@ -100,7 +100,7 @@ def _claim_lost(state: CrashState) -> list[str]:
     claims = [int(mark.value) for mark in state.promises if mark.label == "claimed"]
     if not claims:
         return []
-    store = DirectoryStore("/run", io=MemoryIO(state.tree), threads=1)
+    store = CheckpointStore("/run", io=MemoryIO(state.tree), threads=1)
     try:
         if store.uuid != IDENTITY:
             return ["the store forgot who it is"]
@@ -204,7 +204,7 @@ def test_after_any_crash_the_next_process_claims_saves_and_prunes() -> None:
             continue
         seen.add(key)
         claimed = [int(mark.value) for mark in state.promises if mark.label == "claimed"]
-        heir = DirectoryStore("/run", io=MemoryIO(state.tree), threads=1)
+        heir = CheckpointStore("/run", io=MemoryIO(state.tree), threads=1)
         epoch = heir.claim()
         assert epoch > max(claimed, default=0)
         newest_before = max(heir.names(), default="")

@@ -13,8 +13,9 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import HoldfastError
 from holdfast.format.sealed import check_seal
-from holdfast.stores.node_store import NodeStore
-from holdfast.stores.small_read import read_small
+from holdfast.stores.locations import node_store
+from holdfast.stores.store import CheckpointStore
+from holdfast.stores.stored_file import read_small
 from holdfast.testing.crash_states import CrashState, crash_states
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import MemoryIO
@@ -28,18 +29,18 @@ FOR_PARTNER = "r00001-000.safetensors"
 def run(io: RecordingIO) -> None:
     """Three saves; each gets a partner's file once it is committed; the first is retired."""
     say, names = io.recording.mark, list[str]()
-    store = NodeStore("/node", io=io, uuid=IDENTITY, threads=1)
+    store = node_store("/node", io=io, uuid=IDENTITY, threads=1)
     for step in (1, 2, 3):
         names.append(str(save(store, step, nonce=f"{step:08x}").name))
         say("saved", names[-1])
-        store.put(names[-1], image_of(step + 100, name=FOR_PARTNER))
+        store.write(names[-1], image_of(step + 100, name=FOR_PARTNER))
         say("held", names[-1])
     say("retiring", names[0])
     store.retire(names[0])
 
 
 def broken_promises(state: CrashState) -> list[str]:
-    store = NodeStore("/node", io=MemoryIO(state.tree), threads=1)
+    store = node_store("/node", io=MemoryIO(state.tree), threads=1)
     retiring = {mark.value for mark in state.promises if mark.label == "retiring"}
     found = {str(one.name): one for one in committed(store)}
     bad = [name for name, one in found.items() if not verify(store, one).is_whole]
@@ -67,7 +68,7 @@ def _records_lost(state: CrashState, name: str) -> list[str]:
     return []
 
 
-def _holds(store: NodeStore, name: str) -> bool:
+def _holds(store: CheckpointStore, name: str) -> bool:
     wanted = image_of(int(name.split("-")[1][1:]) + 100, name=FOR_PARTNER)
     buffer = memoryview(bytearray(wanted.size))
     try:

@@ -18,8 +18,8 @@ import pytest
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import newest_valid, save
 
@@ -29,7 +29,7 @@ TRIALS = 1000 if os.environ.get("HOLDFAST_TORTURE") else 15
 SHUTDOWN, NO_LOG_FLUSH = 0x8004587D, struct.pack("I", 2)
 
 
-class Spoken(DirectoryStore):
+class Spoken(CheckpointStore):
     def retire(self, name: str) -> None:
         os.write(1, f"retiring {name}\n".encode())
         super().retire(name)
@@ -123,7 +123,7 @@ def test_no_power_cut_loses_an_acknowledged_checkpoint(
         saved, retiring = promised_until_the_cut(disk, chance.randrange(1, 12))
         disk.unmount()
         disk.mount()
-        store = DirectoryStore(disk.mount_point / "run")
+        store = CheckpointStore(disk.mount_point / "run")
         whole = {str(found.name) for found in committed(store) if verify(store, found).is_whole}
         lost = set(saved) - retiring - whole
         assert not lost, f"trial {trial} of seed {seed}"
@@ -141,7 +141,7 @@ def test_a_writer_that_skips_fsync_is_caught_by_this_very_test(disk: Disk) -> No
         saved, retiring = promised_until_the_cut(disk, 6, careless=True)
         disk.unmount()
         disk.mount()
-        store = DirectoryStore(disk.mount_point / "run")
+        store = CheckpointStore(disk.mount_point / "run")
         if set(saved) - retiring - set(store.names()):
             return
     pytest.fail("five power cuts lost nothing although nothing was ever synced")

@@ -18,9 +18,9 @@ from holdfast.doctor.checks import RUN_CHECKS, examine
 from holdfast.doctor.facts import Facts, gather, mount_of, parse_mounts
 from holdfast.events import AttemptEnded, Event, RunStarted, SaveCommitted, SaveFailed, SnapshotTaken
 from holdfast.format.manifest import utc_text
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
 from holdfast.stores.owner import this_process
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.memory_folder import default_root, write_owner
 from holdfast.tiers.tier_list import remember_tiers
 from holdfast.tiers.words import Tier
@@ -33,7 +33,7 @@ def commit(folder: Path, step: int, *, created: float = NOW, versions: dict[str,
     payload = folder.parent / "payload"
     payload.write_bytes(bytes(range(256)) * 64)
     image = FileImage("model.bin", payload)
-    with DirectoryStore(folder) as store:
+    with CheckpointStore(folder) as store:
         epoch = store.claim()
         draft = CheckpointDraft(
             writer_epoch=epoch, step=step, created=utc_text(created), reason="test",

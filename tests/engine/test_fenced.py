@@ -10,7 +10,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import Fenced
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def test_a_fenced_run_ends_at_the_next_boundary(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_fenced_run_ends_at_the_next_boundary(tmp_path: Path) -> None:
         with holdfast.Run(tmp_path, every="1000 steps", model=model, optimizer=optimizer) as run:
             step(run)
             run.save_now().wait()
-            DirectoryStore(tmp_path).claim(take_over=True)
+            CheckpointStore(tmp_path).claim(take_over=True)
             step(run)
             assert run.save_now().ended_within(60)
             step(run)

@@ -14,7 +14,8 @@ from holdfast.errors import CorruptCheckpoint, SetupError
 from holdfast.events import CheckpointProtected, Event, ProtectFailed
 from holdfast.format.manifest import Manifest
 from holdfast.redundancy.scheme import parse_scheme
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.fake_clock import FakeClock
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft, save
@@ -24,12 +25,12 @@ from holdfast.tiers.words import Tier
 UUID = "00000000-0000-4000-8000-000000000001"
 
 
-def names(steps: range, store: NodeStore) -> dict[int, str]:
+def names(steps: range, store: CheckpointStore) -> dict[int, str]:
     return {step: str(save(store, step).name) for step in steps}
 
 
 def test_the_newest_stay_and_so_does_what_somebody_needs(tmp_path: Path) -> None:
-    store = NodeStore(tmp_path, uuid=UUID)
+    store = node_store(tmp_path, uuid=UUID)
     by_step = names(range(1, 7), store)
     gone = tidy([store], set(by_step.values()), 2, {by_step[2]})
     assert sorted(gone) == [by_step[step] for step in (1, 3, 4)]
@@ -37,7 +38,7 @@ def test_the_newest_stay_and_so_does_what_somebody_needs(tmp_path: Path) -> None
 
 
 def test_what_only_this_node_settled_never_pushes_a_good_one_out(tmp_path: Path) -> None:
-    store = NodeStore(tmp_path, uuid=UUID)
+    store = node_store(tmp_path, uuid=UUID)
     by_step = names(range(1, 6), store)
     whole = {by_step[1], by_step[2]}
     assert tidy([store], whole, 2, ()) == [], "3, 4 and 5 are newer than anything all nodes have"
@@ -46,12 +47,12 @@ def test_what_only_this_node_settled_never_pushes_a_good_one_out(tmp_path: Path)
 
 
 def test_what_a_failed_save_left_goes_with_a_later_commit(tmp_path: Path) -> None:
-    store = NodeStore(tmp_path, uuid=UUID)
+    store = node_store(tmp_path, uuid=UUID)
     half = str(draft(3).name)
     by_step = names(range(4, 6), store)
-    store.put(half, image_of(3))
+    store.write(half, image_of(3))
     newer = str(draft(9).name)
-    store.put(newer, image_of(9))
+    store.write(newer, image_of(9))
     tidy([store], set(by_step.values()), 2, ())
     assert store.leftovers() == [newer], "what is being written now is not touched"
 

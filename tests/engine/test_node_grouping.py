@@ -11,7 +11,7 @@ import pytest
 from holdfast.engine.node_grouping import say_grouping
 from holdfast.engine.node_meeting import Nodes
 from holdfast.redundancy.scheme import parse_scheme
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
 
 
 def said(
@@ -20,7 +20,7 @@ def said(
     """`racks` has a letter for each node, or a dash. Whatever was said by the way, and the warnings."""
     names = tuple(f"n{number}" for number in range(len(racks)))
     domains: Mapping[str, str] = {n: f"rack-{r}" for n, r in zip(names, racks, strict=True) if r != "-"}
-    mine = NodeStore(str(folder), uuid="00000000-0000-4000-8000-000000000001")
+    mine = node_store(str(folder), uuid="00000000-0000-4000-8000-000000000001")
     nodes = Nodes("n0", names, names, True, mine, {"n0": mine}, [], None, domains)
     caplog.clear()
     with caplog.at_level(logging.INFO, "holdfast"):

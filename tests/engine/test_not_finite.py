@@ -11,7 +11,7 @@ from torch import nn
 import holdfast
 from holdfast.checkpoints.find import committed
 from holdfast.jobs.exit_codes import DO_NOT_RESTART, PLEASE_RUN_AGAIN
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def train(path: Path, losses: list[float], *, ruin_at: int | None = None, **settings: Any) -> holdfast.Run:
@@ -84,7 +84,7 @@ def test_nan_in_any_kind_of_float_is_seen(tmp_path: Path) -> None:
         path = tmp_path / str(dtype)
         with holdfast.Run(path, model=model) as run:
             run.save_now().wait()
-        manifest = committed(DirectoryStore(path))[0].manifest
+        manifest = committed(CheckpointStore(path))[0].manifest
         assert manifest is not None
         assert "not-finite" in manifest.tags
 

@@ -22,8 +22,8 @@ from holdfast.engine import outputs_restore
 from holdfast.engine.outputs_block import Output
 from holdfast.errors import IncompatibleState, NoValidCheckpoint, SaveError, SetupError, StoreFull
 from holdfast.events import CheckpointRejected, OutputCommitted, SaveCommitted
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.store import CheckpointStore
 
 
 def a_run(folder: Path) -> holdfast.Run:
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Iterator[holdfast.Run]:
 
 
 def kept(run: holdfast.Run, name: str = "x") -> list[int]:
-    return [one.step for one in committed(DirectoryStore(Path(run.path, "outputs", name)))]
+    return [one.step for one in committed(CheckpointStore(Path(run.path, "outputs", name)))]
 
 
 def put(run: holdfast.Run, step: int, text: str, name: str = "x") -> None:
@@ -95,7 +95,7 @@ def test_files_of_any_kind_come_back_byte_for_byte_in_the_next_process(tmp_path:
 def test_an_output_is_no_checkpoint_of_the_training(tmp_path: Path) -> None:
     with a_run(tmp_path / "run") as run:
         put(run, 900, "x")
-        assert not committed(DirectoryStore(run.path))
+        assert not committed(CheckpointStore(run.path))
     events = read_events(run.path)
     assert [(e.output, e.step, e.bytes) for e in events if isinstance(e, OutputCommitted)] == [("x", 900, 1)]
     assert [e.step for e in events if isinstance(e, SaveCommitted)] == [0]
@@ -308,13 +308,13 @@ def test_a_disk_that_fills_up_is_said_and_the_older_output_stays(
     run: holdfast.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(run, 1, "older")
-    begin = DirectoryStore.begin
+    begin = CheckpointStore.begin
 
-    def full(store: DirectoryStore, name: str, need_bytes: int) -> None:
+    def full(store: CheckpointStore, name: str, need_bytes: int) -> None:
         begin(store, name, need_bytes + (1 << 60))
 
     with monkeypatch.context() as patched:
-        patched.setattr(DirectoryStore, "begin", full)
+        patched.setattr(CheckpointStore, "begin", full)
         with pytest.raises(StoreFull):
             put(run, 2, "newer")
     assert (kept(run), scratch_folders(run)) == ([1], [])
@@ -325,13 +325,13 @@ def test_a_disk_that_fills_up_is_said_and_the_older_output_stays(
 def test_a_file_that_changes_while_it_is_copied_is_not_kept(
     run: holdfast.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = DirectoryStore.write
+    write = CheckpointStore.write
 
-    def meddled(store: DirectoryStore, name: str, source: object) -> object:
+    def meddled(store: CheckpointStore, name: str, source: object) -> object:
         Path(source._path).write_text("changed")  # type: ignore[attr-defined]
         return write(store, name, source)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(DirectoryStore, "write", meddled)
+    monkeypatch.setattr(CheckpointStore, "write", meddled)
     with pytest.raises(SaveError, match="changed behind the end of its with block"):
         put(run, 1, "as it was")
     assert kept(run) == []
@@ -361,7 +361,7 @@ def test_a_killed_process_leaves_the_older_output_and_no_scratch_behind(tmp_path
         assert back is not None
         assert (back / "text").read_text() == "whole"
         assert scratch_folders(run) == [back.name], "what the dead process left was swept"
-    store = DirectoryStore(Path(run.path, "outputs/x"))
+    store = CheckpointStore(Path(run.path, "outputs/x"))
     assert all(verify(store, one).is_whole for one in committed(store))
 
 
@@ -410,8 +410,8 @@ def test_outputs_go_to_the_lasting_tiers_at_their_rhythm(tmp_path: Path) -> None
             put(run, step, f"text {step}")
     # What was still on its way outward when the newest was committed stays until the next one is.
     assert kept(run) in ([5, 4], [5, 4, 3])
-    assert next(one.step for one in committed(DirectoryStore(far / "outputs" / "x"))) == 5
-    assert [one.step for one in committed(DirectoryStore(rare / "outputs" / "x"))] == [5, 3]
+    assert next(one.step for one in committed(CheckpointStore(far / "outputs" / "x"))) == 5
+    assert [one.step for one in committed(CheckpointStore(rare / "outputs" / "x"))] == [5, 3]
     with a_run_with(tmp_path / "run") as run:
         put(run, 6, "text 6")
     assert kept(run) == [6, 5]
@@ -438,7 +438,7 @@ def test_outputs_of_a_lost_run_come_back_from_the_outer_tier(tmp_path: Path) -> 
         assert folder is not None
         assert (folder / "text").read_text() == "far away"
         put(run, 4, "newer")
-    assert [one.step for one in committed(DirectoryStore(far / "outputs" / "x"))] == [4, 3]
+    assert [one.step for one in committed(CheckpointStore(far / "outputs" / "x"))] == [4, 3]
 
 
 def test_a_tier_that_could_not_be_reached_gets_the_next_output(tmp_path: Path) -> None:
@@ -449,4 +449,4 @@ def test_a_tier_that_could_not_be_reached_gets_the_next_output(tmp_path: Path) -
             put(run, 1, "nowhere")
         (far / "outputs").unlink()
         put(run, 2, "everywhere")
-    assert [one.step for one in committed(DirectoryStore(far / "outputs" / "x"))] == [2]
+    assert [one.step for one in committed(CheckpointStore(far / "outputs" / "x"))] == [2]

@@ -20,7 +20,7 @@ from holdfast.engine.housekeeping import Housekeeping
 from holdfast.engine.read_back import ReadBack
 from holdfast.engine.telemetry import Telemetry
 from holdfast.stores.base import StoredFile
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.store_contract import draft, save
 
@@ -29,7 +29,7 @@ CHUNK = 16 << 20
 TWO = Retention(latest=2)
 
 
-class Watched(DirectoryStore):
+class Watched(CheckpointStore):
     """Notes which files are opened for reading; they wait at the gate."""
 
     def __init__(self, path: Path) -> None:
@@ -52,11 +52,11 @@ def store(tmp_path: Path) -> Iterator[Watched]:
         store.gate.set()
 
 
-def keeper(store: DirectoryStore, **more: Any) -> Housekeeping:
+def keeper(store: CheckpointStore, **more: Any) -> Housekeeping:
     return Housekeeping(store, TWO, SystemClock(), Telemetry(lambda event: None), **more)
 
 
-def steps(store: DirectoryStore) -> list[int]:
+def steps(store: CheckpointStore) -> list[int]:
     return sorted(found.step for found in committed(store))
 
 
@@ -86,7 +86,7 @@ def test_until_two_have_been_read_back_nothing_goes_and_then_they_stay(store: Wa
     assert prune(store, TWO, ledger, read_back=False).refused
 
 
-def big(store: DirectoryStore, step: int, chunks: int) -> Committed:
+def big(store: CheckpointStore, step: int, chunks: int) -> Committed:
     image = MemoryImage("data.bin", bytes(chunks * CHUNK))
     return write_checkpoint(store, draft(step, writer_epoch=store.writer_epoch), [image])
 
@@ -94,7 +94,7 @@ def big(store: DirectoryStore, step: int, chunks: int) -> Committed:
 class Pieces:
     """A store whose chunks are counted while they are read back."""
 
-    def __init__(self, store: DirectoryStore) -> None:
+    def __init__(self, store: CheckpointStore) -> None:
         self._store, self.read = store, 0
         self.where = store.where
         self.before_each: Callable[[int], None] = lambda count: None
@@ -114,7 +114,7 @@ class Pieces:
 
 
 def test_it_stands_still_while_a_save_is_in_flight(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path) as store:
+    with CheckpointStore(tmp_path) as store:
         store.claim()
         pieces, saving = Pieces(store), threading.Event()
         looked = threading.Semaphore(0)
@@ -154,7 +154,7 @@ def test_it_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
             self.now += 1.0
             return self.now
 
-    with DirectoryStore(tmp_path) as store:
+    with CheckpointStore(tmp_path) as store:
         store.claim()
         made = big(store, 1, 3)
         reader = ReadBack(

@@ -109,9 +109,9 @@ def test_epochs_and_steps_count_over_all_attempts(tmp_path: Path) -> None:
 def test_a_finished_run_says_so_and_a_longer_one_goes_on(tmp_path: Path) -> None:
     def progress() -> Any:
         from holdfast.checkpoints.find import committed
-        from holdfast.stores.directory import DirectoryStore
+        from holdfast.stores.store import CheckpointStore
 
-        manifest = committed(DirectoryStore(tmp_path))[0].manifest
+        manifest = committed(CheckpointStore(tmp_path))[0].manifest
         assert manifest is not None
         return manifest.progress
 

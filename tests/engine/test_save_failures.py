@@ -27,9 +27,9 @@ from holdfast.errors import (
     StoreNotFound,
 )
 from holdfast.events import RunEnded
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.forwarding_io import ForwardingIO
 
 
@@ -57,7 +57,7 @@ class Troubled(ForwardingIO):
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Troubled:
     disk = Troubled()
-    monkeypatch.setattr(together, "DirectoryStore", lambda path, **kw: DirectoryStore(path, io=disk, **kw))
+    monkeypatch.setattr(together, "CheckpointStore", lambda path, **kw: CheckpointStore(path, io=disk, **kw))
     return disk
 
 
@@ -273,7 +273,7 @@ def test_an_unforeseen_exception_in_the_background_reaches_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     script = Script(tmp_path)
-    real = getattr(DirectoryStore, where)
+    real = getattr(CheckpointStore, where)
     broken = [True]
 
     def breaks(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +281,7 @@ def test_an_unforeseen_exception_in_the_background_reaches_the_caller(
             raise KeyError("nobody thought of this")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(DirectoryStore, where, breaks)
+    monkeypatch.setattr(CheckpointStore, where, breaks)
     with script.run as run:
         script.step()
         with pytest.raises(holdfast.InternalError, match=r"nobody thought of this"):
@@ -316,7 +316,7 @@ def test_a_streamed_save_waits_for_the_one_in_the_background(
 
     order: list[str] = []
     may_end = threading.Event()
-    real_end, real_write = housekeeping.Housekeeping.after_commit, DirectoryStore.write
+    real_end, real_write = housekeeping.Housekeeping.after_commit, CheckpointStore.write
 
     def after_commit(*args: Any, **kwargs: Any) -> Any:
         assert may_end.wait(60)
@@ -328,7 +328,7 @@ def test_a_streamed_save_waits_for_the_one_in_the_background(
         return real_write(self, name, source)
 
     monkeypatch.setattr(housekeeping.Housekeeping, "after_commit", after_commit)
-    monkeypatch.setattr(DirectoryStore, "write", write)
+    monkeypatch.setattr(CheckpointStore, "write", write)
     script = Script(tmp_path, memory_limit=60_000)
     with script.run as run:
         script.step()

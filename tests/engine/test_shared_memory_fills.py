@@ -13,7 +13,7 @@ from holdfast.checkpoints.find import committed
 from holdfast.errors import StoreFull
 from holdfast.staging.shared_slots import SharedSlots
 from holdfast.staging.slots import Slot, anonymous_memory
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers import memory_folder
 
 WIDTH = 512  # A megabyte of weights.
@@ -55,7 +55,7 @@ def test_what_others_fill_between_two_saves_costs_no_checkpoint(
                     state = os.statvfs(small_memory)
                     file.write(b"x" * (state.f_bavail * state.f_frsize))
         expected = model.weight.detach().clone()
-    assert committed(DirectoryStore(folder))[0].step == 4
+    assert committed(CheckpointStore(folder))[0].step == 4
     assert torch.equal(holdfast.load_weights(folder)["weight"], expected)
 
 

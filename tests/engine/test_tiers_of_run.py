@@ -17,7 +17,7 @@ import torch
 
 import holdfast
 from holdfast.checkpoints.find import committed
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.words import Tier
 
 TRAINER = Path(__file__).with_name("trainer_with_tiers.py")
@@ -35,11 +35,11 @@ def train(run: Path, tiers: list[str] | None, die_at: int = -1, *before: str) ->
 
 
 def in_memory(run: Path) -> list[str]:
-    return glob.glob(f"/dev/shm/holdfast-{os.getuid()}/{DirectoryStore(run).uuid}*/slot-*/*")
+    return glob.glob(f"/dev/shm/holdfast-{os.getuid()}/{CheckpointStore(run).uuid}*/slot-*/*")
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(found.step for found in committed(DirectoryStore(folder)))
+    return sorted(found.step for found in committed(CheckpointStore(folder)))
 
 
 def test_killed_on_the_way_to_the_disk_it_goes_on_from_memory(tmp_path: Path) -> None:
@@ -129,13 +129,13 @@ def test_a_run_whose_folder_was_lost_goes_on_from_an_outer_tier(tmp_path: Path) 
     before = Loop()
     before.run(home, 3, tiers=["run", str(outer)])
     Loop().run(home, 3, tiers=["run", str(outer)])  # a second attempt: its epoch must not come back
-    uuid = DirectoryStore(home).uuid
+    uuid = CheckpointStore(home).uuid
     shutil.rmtree(home)
     after = Loop()
     run = after.run(home, 5, tiers=["run", str(outer)])
     assert run.resumed is not None
     assert (run.resumed.step, run.resumed.tier) == (3, str(outer))
-    assert DirectoryStore(home).uuid == uuid
+    assert CheckpointStore(home).uuid == uuid
     again = Loop().run(home, 5, tiers=["run", str(outer)])
     assert again.resumed is not None
     assert again.resumed.step == 5, "what was saved after the loss is the newest everywhere"

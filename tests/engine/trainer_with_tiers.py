@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import holdfast
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 STEPS = 10
 
@@ -23,14 +23,14 @@ def main(path: str, tiers: str, die_at: int) -> None:
     model = torch.nn.Linear(50, 50)
     optimizer = torch.optim.AdamW(model.parameters())
     words: dict[str, Any] = {"tiers": json.loads(tiers)} if tiers else {}
-    publish = DirectoryStore.publish
+    publish = CheckpointStore.publish
 
-    def die(store: DirectoryStore, name: str, manifest: bytes) -> None:
+    def die(store: CheckpointStore, name: str, manifest: bytes) -> None:
         if run.step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         publish(store, name, manifest)
 
-    DirectoryStore.publish = die  # type: ignore[method-assign]
+    CheckpointStore.publish = die  # type: ignore[method-assign]
     with holdfast.Run(path, every="1000 steps", **words, model=model, optimizer=optimizer) as run:
         resumed = run.resumed
         print(json.dumps([resumed.step, resumed.tier] if resumed else None), flush=True)

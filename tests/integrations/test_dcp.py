@@ -34,7 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.integrations.torch_dcp import HoldfastReader, HoldfastWriter
 from holdfast.integrations.torch_dcp_metadata import decode_metadata
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -298,7 +298,7 @@ def test_a_wrong_folder_says_what_is_wrong_with_it(tmp_path: Path) -> None:
 def test_a_checkpoint_that_dcp_did_not_save_is_told_apart(tmp_path: Path) -> None:
     from holdfast.testing.store_contract import save as save_something
 
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         save_something(store, 1, writer_epoch=store.claim())
     with pytest.raises(IncompatibleState, match="was not saved through DCP"):
         HoldfastReader(tmp_path / "run").read_metadata()
@@ -350,7 +350,7 @@ def test_metadata_that_leaves_its_files_or_its_tensors_is_corrupt(
     tmp_path: Path, writer: HoldfastWriter, field: str, value: Any
 ) -> None:
     save(writer, {"w": torch.ones(4), "o": 1}, 1)
-    manifest = committed(DirectoryStore(tmp_path / "run"))[0].manifest
+    manifest = committed(CheckpointStore(tmp_path / "run"))[0].manifest
     assert manifest is not None
     decode_metadata(manifest)
     record: dict[str, Any] = manifest.values[DCP_KEY]

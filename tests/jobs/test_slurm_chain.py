@@ -9,8 +9,8 @@ from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
 from holdfast.cli.main import main
 from holdfast.cli.running.slurm_status import attempts_of
 from holdfast.events import AttemptStarted, Event, Progress, RunEnded, RunStarted
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
+from holdfast.stores.store import CheckpointStore
 
 
 def started(epoch: int, at: float, step: int) -> RunStarted:
@@ -46,14 +46,14 @@ def test_the_time_in_the_queue_is_not_counted_as_time_of_the_attempt() -> None:
 
 def make_run(folder: Path, *, complete: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "41")
-    with DirectoryStore(folder) as store:
+    with CheckpointStore(folder) as store:
         epoch = store.claim()
         draft = CheckpointDraft(
             writer_epoch=epoch, step=50, created="", reason="test", progress={"complete": complete},
             environment={"variables": {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "1"}},
         )  # fmt: skip
         write_checkpoint(store, draft, [])
-    with DirectoryStore(folder) as store:
+    with CheckpointStore(folder) as store:
         store.claim()
     Journal(folder).append(*STORY[:5])
 

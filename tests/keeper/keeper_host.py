@@ -25,12 +25,12 @@ from holdfast.keeper import chores
 from holdfast.keeper.keeper import Keeper
 from holdfast.keeper.settings import KeeperSettings
 from holdfast.keeper.voice import Voice
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def newest_checkpoint(run: str) -> str | None:
     try:
-        return next((str(one.name) for one in committed(DirectoryStore(run)) if one.manifest), None)
+        return next((str(one.name) for one in committed(CheckpointStore(run)) if one.manifest), None)
     except HoldfastError:
         return None
 

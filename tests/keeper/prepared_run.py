@@ -14,8 +14,8 @@ from holdfast.checkpoints.verify import verify
 from holdfast.format.manifest import Manifest
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.redundancy.sets import group_nodes
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage
 from holdfast.testing.store_contract import draft
 from holdfast.tiers.node_places import open_node_store
@@ -33,13 +33,13 @@ class PreparedRun:
         self.home = folder / "run"
         self.nodes = [f"node{n:03d}" for n in range(nodes)]
         self.local = Tier(local, protect="single")
-        with DirectoryStore(self.home) as store:
+        with CheckpointStore(self.home) as store:
             store.claim()
             self.uuid = store.uuid
         remember_tiers(self.home, [self.local, Tier("run", flush_every=10)])
         self.content: dict[str, dict[str, bytes]] = {}
 
-    def cache(self, index: int) -> NodeStore:
+    def cache(self, index: int) -> CheckpointStore:
         with environ("NODE_DIR", str(self.folder / f"disk{index}")):
             return open_node_store(self.local, self.uuid, self.nodes[index])
 
@@ -52,8 +52,8 @@ class PreparedRun:
             for n in range(len(self.nodes))
             for i in range(2)
         }
-        whole = NodeStore(self.folder / "whole", uuid=self.uuid)
-        records = tuple(whole.put(name, MemoryImage(file, data)) for file, data in content.items())
+        whole = node_store(self.folder / "whole", uuid=self.uuid)
+        records = tuple(whole.write(name, MemoryImage(file, data)) for file, data in content.items())
         manifest = Manifest(
             store=self.uuid, writer_epoch=1, step=step, nonce=f"{step:08d}", parent=None,
             created=planned.created, reason="test", files=records,
@@ -62,8 +62,8 @@ class PreparedRun:
         stores = {node: self.cache(index) for index, node in enumerate(self.nodes)}
         for node, store in stores.items():
             for record in files[node]:
-                store.put(name, MemoryImage(record.name, content[record.name]), expect=record)
-            store.settle(name, manifest.to_bytes())
+                store.write(name, MemoryImage(record.name, content[record.name]), expect=record)
+            store.publish(name, manifest.to_bytes())
         members = Members(group_nodes(self.nodes, scheme), files)
         for node in self.nodes:
             protect(name, node, stores, members)
@@ -71,7 +71,7 @@ class PreparedRun:
         return name
 
     def commit_at_home(self, name: str) -> None:
-        with DirectoryStore(self.home) as store:
+        with CheckpointStore(self.home) as store:
             store.claim()
             store.begin(name, 0)
             for file, data in self.content[name].items():
@@ -85,11 +85,11 @@ class PreparedRun:
         return Path(self.cache(index).where) / "ckpt" / name
 
     def names_at_home(self) -> list[str]:
-        return DirectoryStore(self.home).names()
+        return CheckpointStore(self.home).names()
 
     def is_whole_at_home(self, name: str) -> bool:
         """Committed, every digest right, and bit for bit what was saved."""
-        store = DirectoryStore(self.home)
+        store = CheckpointStore(self.home)
         parsed = parse_checkpoint_name(name)
         assert parsed is not None
         place = self.home / "ckpt" / name

@@ -8,7 +8,7 @@ from nodes import Host, Nodes, Worker
 from prepared_run import PreparedRun, damage
 
 from holdfast.jobs import exit_codes
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def in_training(nodes: Nodes, run: PreparedRun, count: int) -> list[Worker]:
@@ -124,7 +124,7 @@ def test_a_keeper_that_dies_while_it_writes_its_part_is_done_without(
 def test_what_a_killed_flush_had_begun_is_begun_anew(host: Host, tmp_path: Path) -> None:
     run = PreparedRun(tmp_path, 2)
     newest = run.save(13, "partner")
-    with DirectoryStore(run.home) as store:
+    with CheckpointStore(run.home) as store:
         store.claim()
         store.begin(newest, 0)
     (run.home / "ckpt" / newest / "part0-r00000.bin").write_bytes(b"half of it")

@@ -7,8 +7,8 @@ import pytest
 from holdfast.cli.main import main
 from holdfast.events import Event, RunEnded, RunStarted, SupervisorEnded
 from holdfast.jobs import exit_codes
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
+from holdfast.stores.store import CheckpointStore
 
 KILLED = 137
 
@@ -40,7 +40,7 @@ def test_a_job_whose_nodes_ran_out_can_go_on_if_it_had_begun(
     tmp_path: Path, events: list[Event], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with DirectoryStore(tmp_path) as store:
+    with CheckpointStore(tmp_path) as store:
         store.claim()
     Journal(tmp_path).append(*events)
     assert main(["slurm", "hand-over", str(tmp_path), "--requeue", "--code", str(KILLED)]) == code

@@ -13,7 +13,7 @@ from nodes import HERE, Host, Nodes, wait_until
 from provider import Provider
 
 from holdfast.jobs import exit_codes
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 BENCHMARKS = HERE.parents[1] / "benchmarks"
 TRAINING = BENCHMARKS / "hot_restart_training.py"
@@ -80,7 +80,7 @@ def test_lost_nodes_are_replaced_then_state_is_flushed_and_the_next_job_ends_wit
         nodes.start(0, 1, 2, 3, command=command, environ=told)
         assert [nodes.end_of(n, LIMIT) for n in range(4)] == [-9, -9, *[exit_codes.TOO_FEW_NODES] * 2]
         assert "was only on the nodes and is in" in nodes.why(2)
-        flushed = max(DirectoryStore(tmp_path / "run").names())
+        flushed = max(CheckpointStore(tmp_path / "run").names())
         [hot] = resumed(tmp_path)
         assert hot["run"] == 0  # a hot restart reads nothing from the shared tier
 

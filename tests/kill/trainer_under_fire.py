@@ -28,8 +28,8 @@ import holdfast.engine.housekeeping as housekeeping
 import holdfast.engine.torch_resume as resume_module
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.staging.torch_stager import Snapshot
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.torch_loops import Objects, exact
 
 EPOCHS = 3
@@ -42,12 +42,12 @@ PHASES: dict[str, tuple[Any, str]] = {
     "compute": (Objects, "train_on"),
     "take": (Snapshots, "take"),
     "copy": (Snapshot, "finish"),
-    "write": (DirectoryStore, "write"),
-    "commit": (DirectoryStore, "publish"),
+    "write": (CheckpointStore, "write"),
+    "commit": (CheckpointStore, "publish"),
     "prune": (housekeeping, "prune"),
-    "retire": (DirectoryStore, "retire"),
+    "retire": (CheckpointStore, "retire"),
     "restore": (resume_module, "restore_newest"),
-    "claim": (DirectoryStore, "claim"),
+    "claim": (CheckpointStore, "claim"),
 }
 
 

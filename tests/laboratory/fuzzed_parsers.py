@@ -33,8 +33,8 @@ from holdfast.keeper.world import Seat, World
 from holdfast.redundancy.record import Member, MemberFile, ParityRecord, parse_record
 from holdfast.redundancy.scheme import parse_scheme
 from holdfast.redundancy.stripes import Layout
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.identity import parse_identity
+from holdfast.stores.store import CheckpointStore
 from holdfast.stores.wire import parse_header
 from holdfast.testing.store_contract import save
 from holdfast.tiers.protect_record import StoredParity, parity_name, parse_stored_parity
@@ -53,7 +53,7 @@ Parser = tuple[str, bytes, Callable[[bytes], Any], bool]
 def parsers(work: Path) -> list[Parser]:
     """Name, a right input, what reads it, and whether it must be sealed again after a change."""
     run = work / "run"
-    store = DirectoryStore(run)
+    store = CheckpointStore(run)
     manifest = store.manifest(str(save(store, 3, writer_epoch=store.claim()).name))
     layout = plan_image([TensorSpec("layer.weight", "F32", (2, 3))], {"a": "b"})
     remember_tiers(run, parse_tiers(["memory", "run every 10"]))
@@ -93,7 +93,7 @@ def parsers(work: Path) -> list[Parser]:
         ("manifest", manifest, parse_manifest, True),
         ("image header", bytes(layout.header), lambda d: parse_image(d, len(d) + 24), False),
         ("record of a rank", seal(rank), parse_rank_record, True),
-        ("identity", (run / "STORE.json").read_bytes(), lambda d: parse_identity(lambda: d, "here"), True),
+        ("identity", (run / "STORE.json").read_bytes(), lambda d: parse_identity(d, "here"), True),
         ("tier list", tiers.read_bytes(), through(tiers, lambda: recall_tiers(run)), True),
         ("halt note", halt.read_bytes(), through(halt, lambda: read_halt(run)), True),
         ("heartbeat", json.dumps(beat_record).encode(), through(beat, lambda: read_beat(str(beat))), False),

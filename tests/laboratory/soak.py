@@ -63,9 +63,9 @@ def main(seconds: float) -> None:
             home, every="7 steps", keep=2, tiers=["memory", "run", f"{outer} every 5"],
             model=model, optimizer=optimizer,
         ) as run:  # fmt: skip
-            from holdfast.stores.directory import DirectoryStore
+            from holdfast.stores.store import CheckpointStore
 
-            memory = Path(default_root()) / DirectoryStore(home).uuid
+            memory = Path(default_root()) / CheckpointStore(home).uuid
             for _ in run.epochs(10**9):
                 for (x,) in run.batches(loader):
                     loss = nn.functional.mse_loss(model(x), x)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.errors import HoldfastError, NoValidCheckpoint, StoreError
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.crashing_io import CrashingIO, SimulatedCrash
 from holdfast.testing.fake_clock import FakeClock
 from holdfast.testing.memory_image import image_of
@@ -21,7 +21,6 @@ from holdfast.testing.store_contract import newest_valid, save
 from holdfast.tiers.copying import Copier
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.named_tier import NamedTier
-from holdfast.tiers.target import StoreTarget
 
 TORTURE = bool(os.environ.get("HOLDFAST_TORTURE"))
 UUID = "00000000-0000-4000-8000-000000000007"
@@ -30,7 +29,7 @@ TIERS = ("home", "outer")
 SURVIVES = st.one_of(st.none(), st.integers(0, 80))
 
 
-class Spoken(DirectoryStore):
+class Spoken(CheckpointStore):
     """Says so before it retires: from that moment the victim may or may not be there."""
 
     def __init__(self, where: str, promised: set[str], **more: Any) -> None:
@@ -114,7 +113,7 @@ class Model(RuleBasedStateMachine):
         def work() -> None:
             if survives is not None:
                 outer.claim(at_least=self.epoch, take_over=True)
-            copier = Copier(Ladder([NamedTier("home", self.stores["home"])]), StoreTarget(outer))
+            copier = Copier(Ladder([NamedTier("home", self.stores["home"])]), outer)
             try:
                 copier.copy(name)
             except StoreError:

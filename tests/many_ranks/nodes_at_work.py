@@ -28,9 +28,8 @@ from holdfast.checkpoints.find import committed
 from holdfast.engine.node_tiers import NodeTiers
 from holdfast.events import Restored
 from holdfast.ranks.ballot import Ballot
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.words import Tier, parse_tiers
 
 SHARED = "run"
@@ -77,7 +76,7 @@ class Job:
 
     def cache_of(self, node: int) -> Path:
         tier = parse_tiers(self.words)[0]
-        uuid = DirectoryStore(self.run).uuid
+        uuid = CheckpointStore(self.run).uuid
         base = f"/dev/shm/holdfast-{os.getuid()}/node-caches" if tier.kind == "memory" else tier.location
         return Path(base.replace("$HOLDFAST_NODE", f"n{node}")) / uuid / f"n{node}"
 
@@ -85,7 +84,7 @@ class Job:
         shutil.rmtree(self.cache_of(node))
 
     def shared_steps(self) -> list[int]:
-        return sorted(found.step for found in committed(DirectoryStore(self.run)))
+        return sorted(found.step for found in committed(CheckpointStore(self.run)))
 
 
 def on_node(number: int) -> None:
@@ -202,7 +201,7 @@ def scenario_rhythm(base: Path) -> dict[str, Any]:
     shutil.rmtree(base / "outer")
     job.words = [local, "run every 4", outer]
     in_ranks(2, ten_saves(base / "run", job.words), base / "talk-nodes")
-    caches = [sorted(f.step for f in committed(DirectoryStore(job.cache_of(node)))) for node in range(2)]
+    caches = [sorted(f.step for f in committed(CheckpointStore(job.cache_of(node)))) for node in range(2)]
     return {
         "plain": plain, "plain home": steps_in(base / "plain"), "home": job.shared_steps(),
         "outer": steps_in(base / "outer"), "caches": caches,
@@ -210,7 +209,7 @@ def scenario_rhythm(base: Path) -> dict[str, Any]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    return sorted(found.step for found in committed(DirectoryStore(folder)))
+    return sorted(found.step for found in committed(CheckpointStore(folder)))
 
 
 def scenario_elastic(base: Path) -> dict[str, Any]:
@@ -279,11 +278,11 @@ def scenario_killed(
 # Where one rank is killed: who owns the call, its name, which of its calls during that save, and the steps
 # that a restart may then find.
 PHASES: dict[str, tuple[Any, str, int, set[int]]] = {
-    "write": (NodeStore, "put", 1, {1}),
+    "write": (CheckpointStore, "put", 1, {1}),
     "first vote": (Ballot, "vote", 1, {1}),
     "first count": (Ballot, "count", 1, {1}),
     "show": (Ballot, "open", 2, {1}),
-    "settle": (NodeStore, "settle", 1, {1, 2}),
+    "settle": (CheckpointStore, "settle", 1, {1, 2}),
     "second vote": (Ballot, "vote", 2, {1, 2}),
     "second count": (Ballot, "count", 2, {1, 2}),
     "announce": (Ballot, "announce", 1, {2}),

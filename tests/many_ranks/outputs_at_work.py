@@ -17,7 +17,7 @@ from holdfast.checkpoints.find import committed
 from holdfast.engine import signs_of_life
 from holdfast.engine.outputs_block import Output
 from holdfast.jobs.halt import HaltNote, write_halt
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 WORLD = 3
 
@@ -39,7 +39,7 @@ def attempt(run: holdfast.Run, step: int, act: Callable[[Output], object]) -> st
 
 
 def kept(base: Path) -> list[int]:
-    return [one.step for one in committed(DirectoryStore(base / "run/outputs/x"))]
+    return [one.step for one in committed(CheckpointStore(base / "run/outputs/x"))]
 
 
 def contents(folder: Path | None) -> dict[str, str] | None:
@@ -159,7 +159,7 @@ def scenario_halt(base: Path) -> dict[str, Any]:
         return None
 
     halted = in_ranks(WORLD, work, base / "talk")
-    newest = next(iter(committed(DirectoryStore(base / "run")))).step
+    newest = next(iter(committed(CheckpointStore(base / "run")))).step
     return {"halted": halted, "newest": newest, "again": in_ranks(WORLD, work_once(base), base / "again")}
 
 
@@ -176,7 +176,7 @@ def scenario_best(base: Path) -> dict[str, Any]:
         return None
 
     in_ranks(WORLD, work, base / "talk")
-    found = committed(DirectoryStore(base / "run"))
+    found = committed(CheckpointStore(base / "run"))
     return {
         "saved": sorted((one.step, one.manifest.metrics.get("val_loss")) for one in found if one.manifest)
     }

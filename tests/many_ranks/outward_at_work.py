@@ -26,10 +26,9 @@ from holdfast.engine.node_copies import NodeCopies
 from holdfast.engine.node_tiers import NodeTiers
 from holdfast.events import Event, FlushFailed
 from holdfast.ranks.torch_store import TorchRankStore
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
-from holdfast.stores.node_store import NodeStore
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.forwarding_io import ForwardingIO
 from holdfast.tiers import flusher, target
 
@@ -65,12 +64,12 @@ class Rank:
         self.base, self.rank = base, rank
         self.disk = disk = SharedDisk()
 
-        class OnSharedDisk(NodeStore):
+        class OnSharedDisk(CheckpointStore):
             def __init__(self, where: str, **more: Any) -> None:
                 super().__init__(where, io=disk, **more)
 
         # What copies are written through, and nothing else.
-        target.NodeStore = OnSharedDisk  # type: ignore[misc]
+        target.CheckpointStore = OnSharedDisk  # type: ignore[misc]
         flusher._FIRST_RETRY = 0.1
         self.said: list[str] = []
         listener = logging.Handler()
@@ -98,7 +97,7 @@ class Rank:
         dist.barrier()
 
     def here(self) -> list[int]:
-        uuid = DirectoryStore(self.base / "run").uuid
+        uuid = CheckpointStore(self.base / "run").uuid
         return steps_in(self.base / "caches" / uuid / f"n{self.rank}")
 
     def failures(self, step: int) -> list[str]:

@@ -42,7 +42,7 @@ from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.torch_team import team_from_torch
 from holdfast.staging.torch_stager import Snapshot
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 logging.captureWarnings(True)
 SAMPLES, BATCH, EPOCHS = 46, 3, 2
@@ -289,11 +289,11 @@ def scenario_killed(base: Path, kind: str, kills: int, seed: int) -> dict[str, A
 PHASES: dict[str, tuple[Any, str, bool]] = {
     "snapshot": (Snapshots, "take", False),
     "copy": (Snapshot, "finish", False),
-    "begin": (DirectoryStore, "begin", False),
-    "write": (DirectoryStore, "write", False),
+    "begin": (CheckpointStore, "begin", False),
+    "write": (CheckpointStore, "write", False),
     "vote": (Ballot, "vote", False),
     "count": (Ballot, "count", False),
-    "publish": (DirectoryStore, "publish", False),
+    "publish": (CheckpointStore, "publish", False),
     "announce": (Ballot, "announce", True),
     "outcome": (Ballot, "outcome", True),
 }
@@ -357,7 +357,7 @@ def scenario_stumble(base: Path, phase: str, victim: int, how: str) -> dict[str,
     for rank, answer in enumerate(answers):
         left = base / f"saves-{rank}"
         told.append(answer["saves"] if answer else (json.loads(left.read_text()) if left.exists() else None))
-    found = [f.step for f in committed(DirectoryStore(base / "run"))]
+    found = [f.step for f in committed(CheckpointStore(base / "run"))]
     resumed = in_ranks(3, lambda rank: resume_only(base / "run"), base / "again", limit=60)
     return {
         "told": told, "steps": sorted(found), "resumed": resumed, "seconds": time.monotonic() - began,
@@ -381,7 +381,7 @@ def scenario_sigterm(base: Path, kind: str, seed: int) -> dict[str, Any]:
         return train(base / "run", kind, rank, log if rank == 2 else None, epochs=6, every="1000 steps")
 
     stopped = in_ranks(4, attempt, base / "talk", ask_one)
-    steps = sorted(f.step for f in committed(DirectoryStore(base / "run")))
+    steps = sorted(f.step for f in committed(CheckpointStore(base / "run")))
     done = in_ranks(4, attempt, base / "talk")
     return {"undisturbed": undisturbed, "stopped": stopped, "steps": steps, "done": done}
 

@@ -10,13 +10,13 @@ from scenarios import play
 from holdfast.checkpoints.find import committed
 from holdfast.format.manifest import Manifest
 from holdfast.jobs.exit_codes import DO_NOT_RESTART, PLEASE_RUN_AGAIN
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 SCRIPT = Path(__file__).with_name("diverging_ranks.py")
 
 
 def manifests(folder: Path) -> list[Manifest]:
-    return [found.manifest for found in committed(DirectoryStore(folder)) if found.manifest]
+    return [found.manifest for found in committed(CheckpointStore(folder)) if found.manifest]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

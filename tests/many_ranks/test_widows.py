@@ -8,7 +8,7 @@ import pytest
 from scenarios import play
 
 from holdfast.checkpoints.find import committed
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 SCRIPT = Path(__file__).with_name("widows_at_work.py")
 
@@ -24,4 +24,4 @@ def test_nobody_waits_ten_minutes_for_the_dead(victim: int, ending: str, tmp_pat
         assert answer is not None, found["errors"]
         if ending == "wait":
             assert "has died" in answer["told"][0] or "saw rank 0 die" in answer["told"][0]
-    assert [f.step for f in committed(DirectoryStore(tmp_path / "run"))] == [1]
+    assert [f.step for f in committed(CheckpointStore(tmp_path / "run"))] == [1]

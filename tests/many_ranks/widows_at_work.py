@@ -16,22 +16,22 @@ import torch.distributed as dist
 from torch import nn
 
 import holdfast
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def train(folder: Path, rank: int, victim: int, ending: str) -> dict[str, Any]:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    real = DirectoryStore.write
+    real = CheckpointStore.write
     told: list[str] = []
 
-    def killed(self: DirectoryStore, name: str, source: Any) -> Any:
+    def killed(self: CheckpointStore, name: str, source: Any) -> Any:
         if "-s000000000002-" in name:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, name, source)
 
     if rank == victim:
-        DirectoryStore.write = killed  # type: ignore[method-assign]
+        CheckpointStore.write = killed  # type: ignore[method-assign]
     dist.barrier()
     try:
         loop(folder, model, optimizer, ending, told)

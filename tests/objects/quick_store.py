@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from holdfast.stores.objects import ObjectStore
+from holdfast.stores.locations import bucket_store
 from holdfast.stores.obstore_bucket import ObstoreBucket
 from holdfast.stores.patience import Patience
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.object_servers import BUCKET, ObjectServer
 
 QUICK = Patience(
@@ -25,5 +26,7 @@ def bucket_at(server: ObjectServer, prefix: str, *, patience: Patience = QUICK) 
     return ObstoreBucket(f"s3://{BUCKET}/{prefix}", patience=patience, **server.options)
 
 
-def store_at(server: ObjectServer, prefix: str, *, patience: Patience = QUICK, **more: Any) -> ObjectStore:
-    return ObjectStore(bucket_at(server, prefix, patience=patience), patience=patience, **more)
+def store_at(
+    server: ObjectServer, prefix: str, *, patience: Patience = QUICK, **more: Any
+) -> CheckpointStore:
+    return bucket_store(bucket_at(server, prefix, patience=patience), patience=patience, **more)

@@ -17,7 +17,7 @@ from holdfast.clock import SystemClock
 from holdfast.events import Event
 from holdfast.programs.generations import Generations
 from holdfast.programs.outer_tiers import claim_home, open_tiers, parse_outer
-from holdfast.stores import objects
+from holdfast.stores import store as stores
 from holdfast.stores.locations import open_store
 from holdfast.stores.owner import Owner, this_process
 from holdfast.testing.object_servers import BUCKET, ObjectServer
@@ -101,7 +101,7 @@ def test_prune_leaves_a_bucket_alone_whose_writer_may_live_elsewhere(
         return replace(this_process(started), host="far-away", boot_id="another")
 
     with monkeypatch.context() as there:
-        there.setattr(objects, "this_process", elsewhere)
+        there.setattr(stores, "this_process", elsewhere)
         store = open_store(address)
         store.claim()
         before = sorted(store.names())

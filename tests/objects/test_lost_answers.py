@@ -15,9 +15,8 @@ from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.format.checksum import CHUNK_BYTES
-from holdfast.stores.base import Store
-from holdfast.stores.bucket import KeyTaken
-from holdfast.stores.object_claims import ObjectClaims
+from holdfast.stores.base import KeyTaken, Store
+from holdfast.stores.bucket_place import BucketPlace
 from holdfast.stores.object_writes import create_once
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.object_servers import ObjectServer
@@ -104,9 +103,10 @@ def test_a_stumbling_server_is_not_taken_for_one_that_keeps_or_ignores_precondit
             proxy.decide = lambda number, request, what=what: (
                 Fault("", what) if number == 1 and request.startswith("PUT") else None
             )
-            claims = ObjectClaims(bucket_at(proxy.server, prefix, patience=NO_RETRIES), NO_RETRIES)
+            place = BucketPlace(bucket_at(proxy.server, prefix, patience=NO_RETRIES), NO_RETRIES)
             # Sent twice, the probe is refused by nobody who ignores preconditions.
-            assert claims.probe() is keeps
+            place.probe()
+            assert place.is_exclusive is keeps
             assert [request for request, _ in proxy.happened]
 
 

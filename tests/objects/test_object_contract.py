@@ -7,7 +7,7 @@ import pytest
 from quick_store import store_at
 
 from holdfast.stores.base import Store
-from holdfast.stores.objects import ObjectStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.object_servers import ObjectServer
 from holdfast.testing.store_contract import StoreContract
 
@@ -19,7 +19,7 @@ class InBucket(StoreContract):
     @pytest.fixture(autouse=True)
     def _place(self, prefix: str) -> Iterator[None]:
         self.prefix = prefix
-        self.claimed: list[ObjectStore] = []
+        self.claimed: list[CheckpointStore] = []
         yield
         for store in self.claimed:
             store.release()

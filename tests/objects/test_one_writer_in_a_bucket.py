@@ -13,7 +13,8 @@ from quick_store import QUICK, bucket_at, store_at
 
 from holdfast.checkpoints.find import committed
 from holdfast.errors import Fenced, RunInUse, SetupError
-from holdfast.stores.object_claims import ObjectClaims
+from holdfast.stores.bucket_place import BucketPlace
+from holdfast.stores.claims import WriterLease
 from holdfast.stores.owner import this_process
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.object_servers import ObjectServer
@@ -131,10 +132,10 @@ def test_eight_claimants_at_once_get_eight_numbers(weed: ObjectServer, prefix: s
     start = threading.Barrier(8)
 
     def claim() -> None:
-        claims = ObjectClaims(bucket_at(weed, prefix), QUICK)
-        claims.exclusive = True
+        place = BucketPlace(bucket_at(weed, prefix), QUICK)
+        place.is_exclusive = True
         start.wait(30)
-        got.append(claims.take(me, at_least=1))
+        got.append(WriterLease(place).take(me, at_least=1))
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
     for thread in threads:

@@ -20,16 +20,15 @@ from holdfast.errors import (
     StoreNotFound,
     StoreUnavailable,
 )
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.locations import is_bucket, open_store
-from holdfast.stores.objects import ObjectStore
+from holdfast.stores.locations import bucket_store, is_bucket, open_store
 from holdfast.stores.obstore_bucket import ObstoreBucket
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.object_servers import ObjectServer
 from holdfast.testing.store_contract import save
 
 
-def _open(url: str, **options: Any) -> ObjectStore:
-    return ObjectStore(ObstoreBucket(url, patience=NO_RETRIES, **options), patience=NO_RETRIES)
+def _open(url: str, **options: Any) -> CheckpointStore:
+    return bucket_store(ObstoreBucket(url, patience=NO_RETRIES, **options), patience=NO_RETRIES)
 
 
 @pytest.fixture
@@ -79,7 +78,9 @@ def test_no_credentials_at_all(prefix: str, silent: ObjectServer, monkeypatch: p
     patience = replace(NO_RETRIES, attempts=1, request_seconds=0.3, connect_seconds=0.3)
     # Then the machine's own role is asked for; here somebody else answers at its address: nobody.
     options = {"metadata_endpoint": silent.endpoint, "endpoint": silent.endpoint, "region": "us-east-1"}
-    store = ObjectStore(ObstoreBucket(f"s3://ckpt/{prefix}", patience=patience, **options), patience=patience)
+    store = bucket_store(
+        ObstoreBucket(f"s3://ckpt/{prefix}", patience=patience, **options), patience=patience
+    )
     with pytest.raises(StoreError):
         store.names()
 
@@ -112,10 +113,10 @@ def test_from_the_environment_as_users_write_it(
     for name, value in weed.environment.items():
         monkeypatch.setenv(name, value)
     with open_store(f"s3://ckpt/{prefix}/") as store:
-        assert isinstance(store, ObjectStore)
+        assert store.where.startswith("s3://")
         save(store, 1, writer_epoch=store.claim())
     assert len(store_at(weed, prefix).names()) == 1
-    assert isinstance(open_store(tmp_path), DirectoryStore)
+    assert isinstance(open_store(tmp_path), CheckpointStore)
     assert is_bucket("s3://bucket")
     assert not is_bucket("runs/s3:/x")
 
@@ -132,7 +133,7 @@ def test_google_and_azure_addresses_are_understood(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
     assert open_store("az://container/run").where == "az://container/run"
     bucket = ObstoreBucket("gs://bucket/run", patience=QUICK, skip_signature=True)
-    assert ObjectStore(bucket).where == "gs://bucket/run"
+    assert bucket_store(bucket).where == "gs://bucket/run"
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ from typing import Self
 from holdfast.errors import HoldfastError
 from holdfast.format.manifest import Manifest, parse_manifest
 from holdfast.redundancy.sets import group_nodes
-from holdfast.stores.node_side import NodeSide
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.base import Store
+from holdfast.stores.locations import node_store
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage
 from holdfast.testing.store_contract import draft
 from holdfast.tiers.protect import Protected, protect
@@ -49,10 +50,10 @@ class Cluster:
         self._far = {node: RemoteStore(self.servers[node].address, TOKEN) for node in self.nodes}
 
     def _write_checkpoint(self) -> None:
-        whole = NodeStore(self.root / "whole", uuid=UUID)
+        whole = node_store(self.root / "whole", uuid=UUID)
         planned = draft(5, nonce="00000005")
         self.name = str(planned.name)
-        records = [whole.put(self.name, MemoryImage(f, data)) for f, data in self.content.items()]
+        records = [whole.write(self.name, MemoryImage(f, data)) for f, data in self.content.items()]
         manifest = Manifest(
             store=UUID, writer_epoch=1, step=5, nonce="00000005", parent=None,
             created=planned.created, reason="test", files=tuple(records),
@@ -62,8 +63,8 @@ class Cluster:
         for node, files in files_by_node(self.parsed, self.nodes).items():
             store = self.near(node)
             for file in files:
-                store.put(self.name, MemoryImage(file.name, self.content[file.name]), expect=file)
-            store.settle(self.name, self.manifest)
+                store.write(self.name, MemoryImage(file.name, self.content[file.name]), expect=file)
+            store.publish(self.name, self.manifest)
 
     def __enter__(self) -> Self:
         return self
@@ -73,10 +74,10 @@ class Cluster:
             each.close()
         shutil.rmtree(self.root)
 
-    def near(self, node: str) -> NodeStore:
-        return NodeStore(self.root / node, uuid=UUID)
+    def near(self, node: str) -> CheckpointStore:
+        return node_store(self.root / node, uuid=UUID)
 
-    def seen_from(self, me: str) -> dict[str, NodeSide]:
+    def seen_from(self, me: str) -> dict[str, Store]:
         return {node: self.near(node) if node == me else self._far[node] for node in self.nodes}
 
     def protect(self, me: str, *, verify: bool = False) -> Protected:

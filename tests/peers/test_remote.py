@@ -24,10 +24,10 @@ from holdfast.errors import (
     StoreNotFound,
     StoreUnavailable,
 )
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
+from holdfast.stores.store import CheckpointStore
 from holdfast.stores.wire import MAX_HEADER_BYTES, VERSION, Channel, Seal
 from holdfast.stores.wire_handshake import PURPOSE_KEEPER, PURPOSE_STORE, introduce
 from holdfast.testing.memory_image import MemoryImage, image_of
@@ -49,7 +49,7 @@ class TestThroughTheWire(StoreContract):
             each.close()
 
     def make_store(self, tmp_path: Path) -> RemoteStore:
-        server = NodeServer({"local": NodeStore(tmp_path / "run", uuid=UUID)}, TOKEN)
+        server = NodeServer({"local": node_store(tmp_path / "run", uuid=UUID)}, TOKEN)
         far = RemoteStore(server.address, TOKEN)
         self.opened += [server, far]
         return far
@@ -71,18 +71,18 @@ class TestThroughTheWire(StoreContract):
         far = self.make_store(tmp_path)
         name = str(save(far, 1).name)
         file = far.open(name, image_of(1).name)
-        NodeStore(tmp_path / "run").retire(name)
+        node_store(tmp_path / "run").retire(name)
         with pytest.raises(StoreNotFound):
             file.read_into(0, memoryview(bytearray(file.size)))
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> NodeStore:
-    return NodeStore(tmp_path / "run", uuid=UUID)
+def node(tmp_path: Path) -> CheckpointStore:
+    return node_store(tmp_path / "run", uuid=UUID)
 
 
 @pytest.fixture
-def server(node: NodeStore) -> Iterator[NodeServer]:
+def server(node: CheckpointStore) -> Iterator[NodeServer]:
     with NodeServer({"local": node}, TOKEN) as server:
         yield server
 
@@ -94,7 +94,7 @@ def far(server: NodeServer) -> Iterator[RemoteStore]:
 
 
 def test_a_directory_store_is_read_but_not_written_from_afar(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as own:
+    with CheckpointStore(tmp_path / "run") as own:
         name = str(save(own, 3, writer_epoch=own.claim()).name)
         with NodeServer({"disk": own}, TOKEN) as server, RemoteStore(server.address, TOKEN, "disk") as far:
             loaded = newest_valid(far)
@@ -104,16 +104,16 @@ def test_a_directory_store_is_read_but_not_written_from_afar(tmp_path: Path) -> 
             assert far.held(name) == {image_of(3).name: image_of(3).size}
             assert (far.uuid, far.properties) == (own.uuid, own.properties)
             with pytest.raises(StoreDenied, match="only read"):
-                far.put(name, MemoryImage("a.bin", b"a"))
+                far.write(name, MemoryImage("a.bin", b"a"))
             with RemoteStore(server.address, TOKEN) as other:
                 with pytest.raises(StoreNotFound, match="no store 'local'"):
                     other.names()
 
 
-def test_ranges_of_a_file_are_read_from_many_threads_at_once(node: NodeStore, far: RemoteStore) -> None:
+def test_ranges_of_a_file_are_read_from_many_threads_at_once(node: CheckpointStore, far: RemoteStore) -> None:
     content = os.urandom(3 * CHUNK + 12345)
     name = str(draft(1).name)
-    node.put(name, MemoryImage("data.bin", content))
+    node.write(name, MemoryImage("data.bin", content))
     file = far.open(name, "data.bin")
     wrong: list[tuple[int, int]] = []
 
@@ -135,7 +135,7 @@ def test_ranges_of_a_file_are_read_from_many_threads_at_once(node: NodeStore, fa
 
 
 def test_a_file_that_shrank_is_damage_and_the_connection_lives_on(
-    node: NodeStore, far: RemoteStore, tmp_path: Path
+    node: CheckpointStore, far: RemoteStore, tmp_path: Path
 ) -> None:
     name = str(save(node, 1).name)
     file = far.open(name, image_of(1).name)
@@ -146,25 +146,25 @@ def test_a_file_that_shrank_is_damage_and_the_connection_lives_on(
 
 
 def test_what_arrives_with_other_bytes_is_refused_and_the_answer_reaches_the_sender(
-    node: NodeStore, far: RemoteStore
+    node: CheckpointStore, far: RemoteStore
 ) -> None:
     name = str(draft(1).name)
-    expect = far.put(name, MemoryImage("right.bin", b"a" * (CHUNK + 1)))
+    expect = far.write(name, MemoryImage("right.bin", b"a" * (CHUNK + 1)))
     same = MemoryImage("right.bin", b"b" * (CHUNK + 1))
     with pytest.raises(CorruptCheckpoint, match="other bytes"):
-        far.put(name, same, expect=expect, replace=True)
+        far.write(name, same, expect=expect, replace=True)
     with pytest.raises(StoreError, match="never reused"):
-        far.put(name, same)
+        far.write(name, same)
     assert node.held(name) == {"right.bin": CHUNK + 1}
-    far.put(name, MemoryImage("after.bin", b"the connection is in order"))
+    far.write(name, MemoryImage("after.bin", b"the connection is in order"))
 
 
-def test_a_manifest_is_settled_only_under_its_own_name(node: NodeStore, far: RemoteStore) -> None:
+def test_a_manifest_is_settled_only_under_its_own_name(node: CheckpointStore, far: RemoteStore) -> None:
     name = str(save(node, 1).name)
     with pytest.raises(StoreError, match="not the one of"):
-        far.settle(str(draft(2).name), node.manifest(name))
+        far.publish(str(draft(2).name), node.manifest(name))
     with pytest.raises(CorruptCheckpoint):
-        far.settle(name, node.manifest(name)[:-5])
+        far.publish(name, node.manifest(name)[:-5])
 
 
 def test_a_wrong_token_is_refused_by_both_ends(server: NodeServer) -> None:
@@ -193,7 +193,7 @@ def test_a_server_that_does_not_know_the_token_is_found_out() -> None:
         thread.join(10)
 
 
-def test_a_node_that_is_gone_is_an_error_and_no_wait(node: NodeStore) -> None:
+def test_a_node_that_is_gone_is_an_error_and_no_wait(node: CheckpointStore) -> None:
     server = NodeServer({"local": node}, TOKEN)
     far = RemoteStore(server.address, TOKEN)
     assert far.names() == []
@@ -207,7 +207,9 @@ def test_a_node_that_is_gone_is_an_error_and_no_wait(node: NodeStore) -> None:
     far.close()
 
 
-def test_a_connection_that_was_closed_for_being_idle_is_replaced_within_the_call(node: NodeStore) -> None:
+def test_a_connection_that_was_closed_for_being_idle_is_replaced_within_the_call(
+    node: CheckpointStore,
+) -> None:
     with NodeServer({"local": node}, TOKEN, idle_seconds=0.05) as server:
         with RemoteStore(server.address, TOKEN) as far:
             assert far.names() == []
@@ -226,7 +228,7 @@ def test_a_node_that_falls_silent_is_given_up_and_not_asked_again_at_once() -> N
             far.names()
 
 
-def test_connections_that_say_nothing_shut_nobody_out(node: NodeStore) -> None:
+def test_connections_that_say_nothing_shut_nobody_out(node: CheckpointStore) -> None:
     with NodeServer({"local": node}, TOKEN, connections=3) as server:
         hanging = [socket.create_connection(server.address) for _ in range(300)]
         with RemoteStore(server.address, TOKEN) as far:
@@ -235,7 +237,7 @@ def test_connections_that_say_nothing_shut_nobody_out(node: NodeStore) -> None:
             each.close()
 
 
-def test_many_more_nodes_than_places_are_all_served_again_and_again(node: NodeStore) -> None:
+def test_many_more_nodes_than_places_are_all_served_again_and_again(node: CheckpointStore) -> None:
     """As in the last flush of a large job: every node asks every other, and keeps its connection."""
     with NodeServer({"local": node}, TOKEN, connections=4) as server, contextlib.ExitStack() as opened:
         nodes = [opened.enter_context(RemoteStore(server.address, TOKEN)) for _ in range(40)]
@@ -243,7 +245,7 @@ def test_many_more_nodes_than_places_are_all_served_again_and_again(node: NodeSt
             assert [far.names() for far in nodes] == [[]] * 40
 
 
-def test_who_finds_all_places_taken_waits_for_one(node: NodeStore) -> None:
+def test_who_finds_all_places_taken_waits_for_one(node: CheckpointStore) -> None:
     with NodeServer({"local": node}, TOKEN, connections=2) as server:
         taken = [raw(server) for _ in range(2)]
         for each in taken:
@@ -325,7 +327,7 @@ def test_a_frame_that_was_changed_repeated_or_made_up_ends_the_connection(server
         channel.close()
 
 
-def test_a_body_that_was_changed_on_its_way_is_not_stored(node: NodeStore, server: NodeServer) -> None:
+def test_a_body_that_was_changed_on_its_way_is_not_stored(node: CheckpointStore, server: NodeServer) -> None:
     name = str(draft(1).name)
     channel = raw(server)
     channel.send(
@@ -368,7 +370,7 @@ def raw(server: NodeServer) -> Channel:
     ids=json.dumps,
 )
 def test_whatever_is_asked_wrongly_is_refused_and_the_next_question_answered(
-    request_: dict[str, Any], node: NodeStore, server: NodeServer
+    request_: dict[str, Any], node: CheckpointStore, server: NodeServer
 ) -> None:
     name = str(save(node, 1).name)
     words = {"NAME": name, "FILE": image_of(1).name}
@@ -408,7 +410,7 @@ def test_what_is_not_a_frame_ends_the_connection_and_nothing_else(data: bytes, s
 
 
 def test_a_forked_child_neither_keeps_the_port_nor_mixes_into_the_parents_connections(
-    node: NodeStore, server: NodeServer, far: RemoteStore
+    node: CheckpointStore, server: NodeServer, far: RemoteStore
 ) -> None:
     name = str(save(node, 1).name)
     assert far.names() == [name]

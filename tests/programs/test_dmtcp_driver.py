@@ -21,8 +21,8 @@ from holdfast.events import Restored
 from holdfast.policy.build import build_policy
 from holdfast.programs.dmtcp import COMMANDS, DmtcpDriver, dmtcp_command, require_dmtcp
 from holdfast.programs.generations import Generations
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.store import CheckpointStore
 
 HERE = Path(__file__).parent
 GOAL = 300
@@ -63,7 +63,7 @@ class Supervised:
             )  # fmt: skip
 
     def generations(self) -> list[str]:
-        return [str(found.name) for found in committed(DirectoryStore(self.run))]
+        return [str(found.name) for found in committed(CheckpointStore(self.run))]
 
     def wait_for_generation(self, after: str = "") -> str:
         end = time.monotonic() + 60
@@ -186,7 +186,7 @@ def test_images_can_be_read_by_their_owner_alone(supervised: Supervised) -> None
 
 
 def test_what_the_only_save_cost_is_known_to_the_next_attempt(stand_in: Path, tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         store.claim()
         generations = Generations(store, SystemClock(), lambda event: None, Retention(latest=2))
         before, after = (build_policy(every="1 h") for _ in range(2))
@@ -248,7 +248,7 @@ def test_real_dmtcp_continues_a_killed_c_program(tmp_path: Path) -> None:
          "--run", "run", "--", str(tmp_path / "count")], cwd=tmp_path,
     )  # fmt: skip
     end = time.monotonic() + 30
-    while not committed(DirectoryStore(tmp_path / "run")):
+    while not committed(CheckpointStore(tmp_path / "run")):
         assert time.monotonic() < end
         time.sleep(0.1)
     for pid in launched(tmp_path, b"count"):

@@ -20,7 +20,8 @@ from holdfast.programs.candidate import FOLDER
 from holdfast.programs.generations import SET_ASIDE, Generations
 from holdfast.programs.recipe import parse_recipe, prepare
 from holdfast.programs.recipe_driver import RecipeDriver
-from holdfast.stores.directory import CKPT, DirectoryStore
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 
 WRITER = Path(__file__).parent / "careless_writers.py"
 GOAL = 8
@@ -45,7 +46,7 @@ class Killed:
     def __init__(
         self, folder: Path, way: str, said: str = "", goal: int = GOAL, pause: float = PAUSE
     ) -> None:
-        self.work, self.store = folder / "work", DirectoryStore(folder / "run")
+        self.work, self.store = folder / "work", CheckpointStore(folder / "run")
         self.work.mkdir()
         self.store.claim()
         self.events: list[Event] = []

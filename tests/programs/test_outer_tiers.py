@@ -23,8 +23,9 @@ from holdfast.events import Event, Flushed, Restored
 from holdfast.format.checksum import CHUNK_BYTES
 from holdfast.programs.generations import Generations
 from holdfast.programs.outer_tiers import claim_home, open_tiers, parse_outer, seconds_for_last_copies
-from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 
 KEEP_TWO = Retention(latest=2)
 
@@ -59,7 +60,7 @@ def damage(store: Path, name: str, at: int = 0) -> None:
 
 
 def names(store: Path) -> list[str]:
-    return [str(found.name) for found in committed(DirectoryStore(store))]
+    return [str(found.name) for found in committed(CheckpointStore(store))]
 
 
 def put_back(kept: Generations, folder: Path) -> tuple[str, bytes]:
@@ -117,14 +118,14 @@ def test_a_lost_folder_is_made_again_as_the_same_run(tmp_path: Path) -> None:
     with generations(tmp_path) as kept:
         keep(kept, tmp_path, b"1")
         newest = keep(kept, tmp_path, b"2")
-        uuid = DirectoryStore(tmp_path / "run").uuid
+        uuid = CheckpointStore(tmp_path / "run").uuid
     shutil.rmtree(tmp_path / "run")
     with generations(tmp_path) as kept:
         assert put_back(kept, tmp_path) == (newest, b"2")
         assert kept.number == 2
         later = keep(kept, tmp_path, b"3")
         assert later > newest, "what is saved now must be the newest of all tiers"
-    assert DirectoryStore(tmp_path / "run").uuid == uuid
+    assert CheckpointStore(tmp_path / "run").uuid == uuid
     assert names(tmp_path / "far")[0] == later
 
 
@@ -149,7 +150,7 @@ def test_a_place_that_makes_no_sense_is_refused_before_anything_starts(
 
 def test_tiers_of_different_runs_are_not_mixed(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        with DirectoryStore(tmp_path / name) as store:
+        with CheckpointStore(tmp_path / name) as store:
             store.claim()
     both = parse_outer([str(tmp_path / "a"), str(tmp_path / "b")])
     with pytest.raises(SetupError, match="hold different runs"):
@@ -246,5 +247,5 @@ def test_killed_while_copying_and_without_its_folder_the_program_still_goes_on(t
     assert (tmp_path / "result").read_text().strip() == str(BIG + 100)
     restored = [event.name for event in read_events(tmp_path / "run") if isinstance(event, Restored)]
     assert restored == [newest]
-    far = DirectoryStore(tmp_path / "far")
+    far = CheckpointStore(tmp_path / "far")
     assert all(verify(far, found).is_whole for found in committed(far))

@@ -12,7 +12,8 @@ from holdfast.clock import SystemClock
 from holdfast.errors import CorruptCheckpoint, NoValidCheckpoint, SaveError, TornSnapshot
 from holdfast.events import CheckpointRejected, Event
 from holdfast.programs.generations import SET_ASIDE, Generations
-from holdfast.stores.directory import CKPT, DirectoryStore
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 
 
 @pytest.fixture
@@ -21,14 +22,14 @@ def events() -> list[Event]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DirectoryStore]:
-    with DirectoryStore(tmp_path / "run") as store:
+def store(tmp_path: Path) -> Iterator[CheckpointStore]:
+    with CheckpointStore(tmp_path / "run") as store:
         store.claim()
         yield store
 
 
 @pytest.fixture
-def generations(store: DirectoryStore, events: list[Event]) -> Generations:
+def generations(store: CheckpointStore, events: list[Event]) -> Generations:
     return Generations(store, SystemClock(), events.append, Retention(latest=2))
 
 
@@ -45,7 +46,7 @@ def keep(generations: Generations, work: Path, **files: bytes) -> str:
     return str(generations.keep({name: work / name for name in files}, reason="test").name)
 
 
-def damage(store: DirectoryStore, name: str) -> None:
+def damage(store: CheckpointStore, name: str) -> None:
     file = next((Path(store.where) / CKPT / name).glob("file-*"))
     data = bytearray(file.read_bytes())
     data[0] ^= 1
@@ -72,7 +73,7 @@ def test_what_was_kept_comes_back_with_its_mode_and_time(generations: Generation
 
 
 def test_what_was_damaged_after_it_was_chosen_is_not_put_back(
-    generations: Generations, store: DirectoryStore, work: Path
+    generations: Generations, store: CheckpointStore, work: Path
 ) -> None:
     name = keep(generations, work, a=b"one")
     (work / "a").unlink()
@@ -84,13 +85,13 @@ def test_what_was_damaged_after_it_was_chosen_is_not_put_back(
     assert not (work / "a").exists()
 
 
-def test_two_generations_are_kept(generations: Generations, store: DirectoryStore, work: Path) -> None:
+def test_two_generations_are_kept(generations: Generations, store: CheckpointStore, work: Path) -> None:
     made = [keep(generations, work, a=bytes([i])) for i in range(4)]
     assert sorted(store.names()) == made[-2:]
 
 
 def test_a_damaged_newest_falls_back_to_the_older_and_says_so(
-    generations: Generations, store: DirectoryStore, work: Path, events: list[Event]
+    generations: Generations, store: CheckpointStore, work: Path, events: list[Event]
 ) -> None:
     older = keep(generations, work, a=b"older")
     newest = keep(generations, work, a=b"newer")
@@ -102,7 +103,7 @@ def test_a_damaged_newest_falls_back_to_the_older_and_says_so(
 
 
 def test_when_all_are_damaged_it_is_an_error_and_no_fresh_start(
-    generations: Generations, store: DirectoryStore, work: Path
+    generations: Generations, store: CheckpointStore, work: Path
 ) -> None:
     for name in (keep(generations, work, a=b"1"), keep(generations, work, a=b"2")):
         damage(store, name)
@@ -137,7 +138,7 @@ def test_what_must_make_room_is_set_aside_and_never_deleted(generations: Generat
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_committed(
-    generations: Generations, store: DirectoryStore, work: Path, monkeypatch: pytest.MonkeyPatch
+    generations: Generations, store: CheckpointStore, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (work / "a").write_bytes(bytes(40 << 20))
     view = FileImage.view

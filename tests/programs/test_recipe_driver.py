@@ -14,8 +14,9 @@ from holdfast.events import Event, Restored, RunEnded, SaveCommitted
 from holdfast.jobs.halt import HaltNote, clear_halt, write_halt
 from holdfast.programs.generations import SET_ASIDE
 from holdfast.programs.recipe_driver import suspects
-from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 
 PROGRAM = Path(__file__).parent / "counting_program.py"
 GOAL = 400
@@ -38,7 +39,7 @@ class App:
             )  # fmt: skip
 
     def generations(self) -> list[str]:
-        return [str(found.name) for found in committed(DirectoryStore(self.run))]
+        return [str(found.name) for found in committed(CheckpointStore(self.run))]
 
     def wait_for_generation(self, after: str = "") -> str:
         end = time.monotonic() + 60

@@ -10,13 +10,13 @@ from holdfast.clock import SystemClock
 from holdfast.engine.together import claim_known
 from holdfast.errors import SetupError
 from holdfast.ranks.team import Team
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.words import Tier
 
 LIMIT = 30.0
 
 
-def claim(team: Team, folder: Path, tier: Path) -> DirectoryStore:
+def claim(team: Team, folder: Path, tier: Path) -> CheckpointStore:
     return claim_known(str(folder), [Tier(str(tier))], SystemClock(), team, LIMIT)
 
 
@@ -35,9 +35,9 @@ def test_what_only_rank_0_sees_wrong_with_a_tier_is_every_ranks_error(tmp_path: 
 
 def test_a_lost_folder_is_the_same_run_on_every_rank(tmp_path: Path) -> None:
     run, outer = tmp_path / "run", tmp_path / "outer"
-    with DirectoryStore(run) as before:
+    with CheckpointStore(run) as before:
         before.claim()
-        with DirectoryStore(outer, uuid=before.uuid) as far:
+        with CheckpointStore(outer, uuid=before.uuid) as far:
             far.claim(at_least=7)
         uuid = before.uuid
     shutil.rmtree(run)

@@ -11,8 +11,8 @@ from holdfast.checkpoints.find import Found
 from holdfast.engine.load_together import load_together
 from holdfast.errors import CorruptCheckpoint, HoldfastError, NewerFormat, StoreUnavailable
 from holdfast.ranks.team import Team
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.patience import Patience
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.store_contract import save
 from holdfast.tiers.named_tier import HoldersAway
 
@@ -23,7 +23,7 @@ QUICK = Patience(attempts=4, first_pause=0.0)
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[[dict[int, list[HoldfastError]]], list[Outcome]]:
     """Two ranks load; each stumbles over step 2 with the errors it is given, in this order."""
-    with DirectoryStore(tmp_path) as store:
+    with CheckpointStore(tmp_path) as store:
         epoch = store.claim()
         save(store, 1, writer_epoch=epoch)
         save(store, 2, writer_epoch=epoch)
@@ -37,7 +37,7 @@ def load(tmp_path: Path) -> Callable[[dict[int, list[HoldfastError]]], list[Outc
         def one(team: Team) -> int | None:
             read = partial(attempt, team.rank)
             reject: Callable[[Found, str], None] = lambda found, why: None  # noqa: E731
-            return load_together(DirectoryStore(tmp_path), team, 30.0, read, reject, patience=QUICK)
+            return load_together(CheckpointStore(tmp_path), team, 30.0, read, reject, patience=QUICK)
 
         with crew(2) as teams:
             return in_threads([partial(one, team) for team in teams])

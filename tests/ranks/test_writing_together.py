@@ -18,8 +18,8 @@ from holdfast.clock import SystemClock
 from holdfast.errors import SaveError, StoreFull
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft
 
@@ -30,9 +30,9 @@ Save = Callable[[str, list[dict[str, Any]]], list[Any]]
 @pytest.fixture
 def save(tmp_path: Path) -> Iterator[Save]:
     """Two ranks save step 1, each sure of what it is told to agree on."""
-    with crew(2) as teams, DirectoryStore(tmp_path) as first:
+    with crew(2) as teams, CheckpointStore(tmp_path) as first:
         epoch = first.claim()
-        second = DirectoryStore(tmp_path)
+        second = CheckpointStore(tmp_path)
         second.join(epoch)
         ballots = [Ballot(team, SystemClock(), limit=30.0) for team in teams]
 
@@ -60,13 +60,13 @@ def test_ranks_that_saved_different_states_commit_nothing_and_are_told_which(
     outcomes = save("1/1", [{"step": 1, "objects": "a"}, {"step": 1, "objects": "b"}])
     assert all(isinstance(outcome, SaveError) for outcome in outcomes)
     assert all("rank 1 saved with objects b and rank 0 with a" in str(outcome) for outcome in outcomes)
-    assert committed(DirectoryStore(tmp_path)) == []
+    assert committed(CheckpointStore(tmp_path)) == []
 
 
 def test_ranks_that_agree_commit_everybodys_files(save: Save, tmp_path: Path) -> None:
     save("1/1", [{"step": 1}, {"step": 2}])
     assert [type(outcome) for outcome in save("1/2", [{"step": 1}, {"step": 1}])] == [Committed, Committed]
-    store = DirectoryStore(tmp_path)
+    store = CheckpointStore(tmp_path)
     [found] = committed(store)
     assert found.manifest is not None
     assert [file.name for file in found.manifest.files] == [
@@ -76,7 +76,7 @@ def test_ranks_that_agree_commit_everybodys_files(save: Save, tmp_path: Path) ->
     assert verify(store, found).is_whole
 
 
-class FullAtTheEnd(NodeStore):
+class FullAtTheEnd(CheckpointStore):
     """Room for the files, none for the manifest."""
 
     def settle(self, name: str, manifest: bytes) -> None:
@@ -84,7 +84,7 @@ class FullAtTheEnd(NodeStore):
 
 
 def test_what_one_node_cannot_settle_no_node_keeps(tmp_path: Path) -> None:
-    stores = [NodeStore(tmp_path / "n0", uuid=IDENTITY), FullAtTheEnd(tmp_path / "n1", uuid=IDENTITY)]
+    stores = [node_store(tmp_path / "n0", uuid=IDENTITY), FullAtTheEnd(tmp_path / "n1", uuid=IDENTITY)]
 
     def part(team: Team, ballot: Ballot) -> Any:
         mine = NodeSave(stores[team.rank], True, {}, lambda name, said: {})

@@ -13,14 +13,14 @@ from torch import nn
 import holdfast
 from holdfast.cli.read_only_store import DryRun
 from holdfast.errors import SetupError
-from holdfast.stores.copied_store import COPIED, is_marked_as_copy
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.identity import COPIED, is_marked_as_copy
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.lost_home import Known, known_elsewhere
 from holdfast.tiers.words import Tier
 
 
 def claimed(path: Path) -> str:
-    with DirectoryStore(path) as store:
+    with CheckpointStore(path) as store:
         store.claim()
         return store.uuid
 
@@ -126,15 +126,15 @@ def test_a_copied_run_gets_its_own_outputs_back_and_not_those_in_the_other_ones_
 
 
 def test_a_dry_run_of_pruning_says_of_a_copy_what_pruning_does(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "a")
+    store = CheckpointStore(tmp_path / "a")
     with store:
         store.claim()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    first = DirectoryStore(tmp_path / "a").uuid
+    first = CheckpointStore(tmp_path / "a").uuid
     claimed(tmp_path / "b")
-    copy = DirectoryStore(tmp_path / "b")
+    copy = CheckpointStore(tmp_path / "b")
     assert copy.ancestors == (first,)
     assert DryRun(copy).ancestors == (first,)
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     claimed(tmp_path / "c")
-    assert DirectoryStore(tmp_path / "c").ancestors == (first, copy.uuid)
+    assert CheckpointStore(tmp_path / "c").ancestors == (first, copy.uuid)

@@ -18,8 +18,8 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import HoldfastError, NoValidCheckpoint, StoreFull
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.patience import Patience
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.failing_io import FailingIO
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import ROOT, MemoryIO, Tree
@@ -43,7 +43,7 @@ every_failure = pytest.mark.parametrize(("error", "persistent", "after"), CASES.
 @functools.cache
 def tree_with(steps: range) -> Tree:
     memory = MemoryIO()
-    store = DirectoryStore("/run", io=memory)
+    store = CheckpointStore("/run", io=memory)
     epoch = store.claim()
     for step in steps:
         save(store, step, writer_epoch=epoch)
@@ -71,7 +71,7 @@ def each_failure(
 
 
 def steps_that_load(memory: MemoryIO) -> set[int]:
-    store = DirectoryStore("/run", io=memory)
+    store = CheckpointStore("/run", io=memory)
     return {one.step for one in committed(store) if verify(store, one).is_whole}
 
 
@@ -81,7 +81,7 @@ def places(memory: MemoryIO) -> list[str]:
 
 
 def assert_newest_loads(memory: MemoryIO, step: int) -> None:
-    loaded = newest_valid(DirectoryStore("/run", io=memory))
+    loaded = newest_valid(CheckpointStore("/run", io=memory))
     assert loaded is not None
     assert loaded.found.step == step
     assert loaded.files[image_of(step).name] == image_of(step).view(0, image_of(step).size)
@@ -91,7 +91,7 @@ def assert_newest_loads(memory: MemoryIO, step: int) -> None:
 def test_a_failing_save_is_reported_and_harms_nothing(error: Error, persistent: bool, after: bool) -> None:
     def act(memory: MemoryIO, failing: FailingIO) -> None:
         failing.armed = False
-        store = DirectoryStore("/run", io=failing)
+        store = CheckpointStore("/run", io=failing)
         epoch = store.claim()
         failing.armed = True
         try:
@@ -118,7 +118,7 @@ def test_a_failing_save_is_reported_and_harms_nothing(error: Error, persistent: 
 def test_a_failing_prune_never_costs_what_must_stay(error: Error, persistent: bool, after: bool) -> None:
     def act(memory: MemoryIO, failing: FailingIO) -> None:
         failing.armed = False
-        store = DirectoryStore("/run", io=failing)
+        store = CheckpointStore("/run", io=failing)
         epoch = store.claim()
         ledger = Ledger(committed={str(save(store, 9, writer_epoch=epoch).name)})
         failing.armed = True
@@ -126,8 +126,8 @@ def test_a_failing_prune_never_costs_what_must_stay(error: Error, persistent: bo
             prune(store, Retention(latest=2), ledger)
         failing.armed = False
         assert steps_that_load(memory) >= {4, 9}
-        for one in committed(DirectoryStore("/run", io=memory)):
-            assert verify(DirectoryStore("/run", io=memory), one).is_whole, "a manifest over missing data"
+        for one in committed(CheckpointStore("/run", io=memory)):
+            assert verify(CheckpointStore("/run", io=memory), one).is_whole, "a manifest over missing data"
         again = prune(store, Retention(latest=2), ledger)
         assert again.refused is None
         assert steps_that_load(memory) == {4, 9}
@@ -145,7 +145,7 @@ def test_a_failing_restore_never_invents_or_forgets(error: Error, persistent: bo
         rejected: list[str] = []
         try:
             loaded = newest_valid(
-                DirectoryStore("/run", io=failing),
+                CheckpointStore("/run", io=failing),
                 reject=lambda found, why: rejected.append(why),
                 patience=Patience(attempts=4, first_pause=0.0),
             )
@@ -170,7 +170,7 @@ def test_a_failing_restore_never_invents_or_forgets(error: Error, persistent: bo
 @every_failure
 def test_a_failing_claim_leaves_the_seat_free(error: Error, persistent: bool, after: bool) -> None:
     def act(memory: MemoryIO, failing: FailingIO) -> None:
-        store = DirectoryStore("/run", io=failing)
+        store = CheckpointStore("/run", io=failing)
         try:
             store.claim()
         except HoldfastError:
@@ -179,7 +179,7 @@ def test_a_failing_claim_leaves_the_seat_free(error: Error, persistent: bool, af
             assert store.claim() > 1
         failing.armed = False
         store.release()
-        heir = DirectoryStore("/run", io=memory)
+        heir = CheckpointStore("/run", io=memory)
         assert save(heir, 5, writer_epoch=heir.claim()).manifest.writer_epoch > 1
         heir.release()
         assert_newest_loads(memory, 5)
@@ -205,7 +205,7 @@ def test_a_failed_fsync_is_never_asked_again() -> None:
 
     memory = store_with(range(1, 3))
     gate = FsyncFailsOnce(memory.tree)
-    store = DirectoryStore("/run", io=gate)
+    store = CheckpointStore("/run", io=gate)
     gate.is_healthy = True
     epoch = store.claim()
     gate.is_healthy = False
@@ -218,7 +218,7 @@ def test_a_failed_fsync_is_never_asked_again() -> None:
 
 def test_too_little_space_is_noticed_before_anything_is_written() -> None:
     memory = MemoryIO(free_bytes=17 << 20)
-    store = DirectoryStore("/run", io=memory)
+    store = CheckpointStore("/run", io=memory)
     epoch = store.claim()
     before = memory.tree.fingerprint()
     with pytest.raises(StoreFull, match=r"17\.8 MB are free"):

@@ -10,7 +10,7 @@ import xxhash
 
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.format.manifest import Manifest
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft
 
@@ -20,7 +20,7 @@ CHUNK = 16 << 20
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         done = write_checkpoint(store, draft(1, writer_epoch=store.claim()), [image_of(1, values=9 << 20)])
         return Path(store.where, "ckpt", str(done.name))
 

@@ -11,9 +11,9 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import StoreFull
 from holdfast.format.sealed import seal, unseal
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.fake_clock import FakeClock
 from holdfast.testing.forwarding_io import ForwardingIO
 from holdfast.testing.memory_image import image_of
@@ -40,7 +40,7 @@ def killed_while_saving(run: Path, step: int) -> None:
     """Another process that begins a checkpoint, writes its data, and dies."""
     if (child := os.fork()) == 0:
         try:
-            store = DirectoryStore(run)
+            store = CheckpointStore(run)
             name = str(draft(step, writer_epoch=store.claim()).name)
             store.begin(name, 0)
             store.write(name, image_of(step, values=100_000))
@@ -64,7 +64,7 @@ def elsewhere(run: Path) -> None:
 def test_killed_during_a_save_on_a_nearly_full_disk_it_saves_again(tmp_path: Path) -> None:
     killed_while_saving(tmp_path, 1)
     assert len(unfinished(tmp_path)) == 1
-    with DirectoryStore(tmp_path, io=SmallDisk(tmp_path, ROOM)) as store:
+    with CheckpointStore(tmp_path, io=SmallDisk(tmp_path, ROOM)) as store:
         save(store, 2, writer_epoch=store.claim())
         assert unfinished(tmp_path) == []
         assert [found.step for found in committed(store)] == [2]
@@ -75,7 +75,7 @@ def test_what_replaced_pods_left_goes_when_they_cannot_commit_any_more(tmp_path:
         killed_while_saving(tmp_path, step)
         elsewhere(tmp_path)
     clock = FakeClock()
-    with DirectoryStore(tmp_path, io=SmallDisk(tmp_path, ROOM), clock=clock) as store:
+    with CheckpointStore(tmp_path, io=SmallDisk(tmp_path, ROOM), clock=clock) as store:
         epoch = store.claim()
         clock.advance(119)
         with pytest.raises(StoreFull):
@@ -97,7 +97,7 @@ def test_a_full_quota_gives_back_what_dead_writers_left(tmp_path: Path) -> None:
     killed_while_saving(tmp_path, 1)
     elsewhere(tmp_path)
     clock, disk = FakeClock(), Quota(PosixIO())
-    with DirectoryStore(tmp_path, io=disk, clock=clock) as store:
+    with CheckpointStore(tmp_path, io=disk, clock=clock) as store:
         epoch = store.claim()
         clock.advance(200)
         disk.is_full = True
@@ -111,7 +111,7 @@ def test_a_rank_that_joined_never_sweeps_what_the_others_have_begun(tmp_path: Pa
         def preallocate(self, file: int, size: int) -> None:
             raise OSError(errno.ENOSPC, "full")
 
-    with DirectoryStore(tmp_path) as first, DirectoryStore(tmp_path, io=Full(PosixIO())) as second:
+    with CheckpointStore(tmp_path) as first, CheckpointStore(tmp_path, io=Full(PosixIO())) as second:
         name = str(draft(1, writer_epoch=first.claim()).name)
         first.begin(name, 0)
         first.write(name, image_of(1))
@@ -136,7 +136,7 @@ class CommitsMeanwhile(ForwardingIO):
 
 def test_a_writer_that_commits_at_the_last_moment_loses_nothing() -> None:
     memory = MemoryIO()
-    slow = DirectoryStore("/run", io=memory)
+    slow = CheckpointStore("/run", io=memory)
     done = save(slow, 1, writer_epoch=slow.claim())
     slow.release()
     # Back to the moment before its rename: it has looked at the claims, and ours came right after.
@@ -146,7 +146,7 @@ def test_a_writer_that_commits_at_the_last_moment_loses_nothing() -> None:
     io = CommitsMeanwhile(memory)
     io.commit = lambda: place.__setitem__("MANIFEST", place.pop("MANIFEST.part"))
     clock = FakeClock()
-    with DirectoryStore("/run", io=io, clock=clock, grace_seconds=0.0) as store:
+    with CheckpointStore("/run", io=io, clock=clock, grace_seconds=0.0) as store:
         memory.tree.files[memory.tree.directories[memory.tree.directories[0]["writers"]]["00000001.json"]][
             :
         ] = b""
@@ -156,10 +156,10 @@ def test_a_writer_that_commits_at_the_last_moment_loses_nothing() -> None:
 
 
 def test_a_node_makes_room_of_what_earlier_attempts_began(tmp_path: Path) -> None:
-    node = NodeStore(tmp_path, io=SmallDisk(tmp_path, ROOM), makes_room=True)
+    node = node_store(tmp_path, io=SmallDisk(tmp_path, ROOM), makes_room=True)
     left = [str(draft(step, writer_epoch=1).name) for step in (5, 6)]
     for name in left:
-        NodeStore(tmp_path).write(name, image_of(1, values=1 << 20))
+        node_store(tmp_path).write(name, image_of(1, values=1 << 20))
     new = str(draft(7, writer_epoch=2).name)
     node.write(new, image_of(1))
     assert node.leftovers() == [new]

@@ -15,17 +15,17 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.write import draft_manifest
 from holdfast.errors import Fenced, RunInUse, SetupError
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.owner import Owner, is_alive, launch_of, this_process
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import draft, newest_valid, save
 
 CHILD = """
     import sys
-    from holdfast.stores.directory import DirectoryStore
+    from holdfast.stores.store import CheckpointStore
     from holdfast.testing.store_contract import save
-    store = DirectoryStore(sys.argv[1])
+    store = CheckpointStore(sys.argv[1])
     launch = sys.argv[2] if sys.argv[2:] and sys.argv[2].startswith("elastic") else None
     epoch = store.claim(take_over=len(sys.argv) > 2, launch=launch)
     print("claimed", epoch, flush=True)
@@ -69,7 +69,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 def test_a_living_writer_is_named_and_not_disturbed(tmp_path: Path, writer: Writer) -> None:
     with pytest.raises(RunInUse) as refused:
-        DirectoryStore(tmp_path / "run").claim()
+        CheckpointStore(tmp_path / "run").claim()
     text = str(refused.value)
     assert f"pid {writer.process.pid}" in text
     assert os.uname().nodename in text
@@ -80,14 +80,14 @@ def test_a_living_writer_is_named_and_not_disturbed(tmp_path: Path, writer: Writ
 def test_a_killed_writer_is_succeeded_at_once_with_a_higher_epoch(tmp_path: Path, writer: Writer) -> None:
     assert writer.save(1).startswith("saved e00000001-")
     writer.end(signal.SIGKILL)
-    with DirectoryStore(tmp_path / "run") as heir:
+    with CheckpointStore(tmp_path / "run") as heir:
         assert heir.claim() == 2
         assert [found.step for found in committed(heir)] == [1]
 
 
 def test_a_fenced_writer_is_told_and_commits_nothing_more(tmp_path: Path, writer: Writer) -> None:
     writer.save(100)
-    with DirectoryStore(tmp_path / "run") as usurper:
+    with CheckpointStore(tmp_path / "run") as usurper:
         epoch = usurper.claim(take_over=True)
         save(usurper, 50, writer_epoch=epoch)
         answer = writer.save(101)
@@ -103,13 +103,13 @@ def test_what_is_left_of_an_earlier_generation_of_a_job_is_fenced_and_not_waited
         assert old.save(1).startswith("saved")
         for launch in (None, "elastic job 8"):
             with pytest.raises(RunInUse):
-                DirectoryStore(tmp_path / "run").claim(launch=launch)
-        with DirectoryStore(tmp_path / "run") as heir:
+                CheckpointStore(tmp_path / "run").claim(launch=launch)
+        with CheckpointStore(tmp_path / "run") as heir:
             assert heir.claim(launch="elastic job 7") == 2
             assert old.save(2).startswith("Fenced")
             # The job does not make two runs of one process: that is somebody's mistake.
             with pytest.raises(RunInUse):
-                DirectoryStore(tmp_path / "run").claim(launch="elastic job 7")
+                CheckpointStore(tmp_path / "run").claim(launch="elastic job 7")
     finally:
         old.end()
 
@@ -122,7 +122,7 @@ def test_a_launch_is_an_elastic_job_or_its_launcher_and_nothing_else() -> None:
 
 
 def test_a_writer_fenced_between_begin_and_commit_leaves_nothing_visible(tmp_path: Path) -> None:
-    old = DirectoryStore(tmp_path / "run")
+    old = CheckpointStore(tmp_path / "run")
     begun = draft(1, writer_epoch=old.claim())
     name = str(begun.name)
     old.begin(name, 4096)
@@ -140,7 +140,7 @@ def test_a_writer_fenced_between_begin_and_commit_leaves_nothing_visible(tmp_pat
 
 
 def test_a_fenced_writer_prunes_nothing(tmp_path: Path) -> None:
-    old = DirectoryStore(tmp_path / "run")
+    old = CheckpointStore(tmp_path / "run")
     epoch = old.claim()
     ledger = Ledger()
     for step in (1, 2, 3):
@@ -154,7 +154,7 @@ def test_a_fenced_writer_prunes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_writer_is_fenced_even_by_a_claim_it_cannot_read(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         epoch = store.claim()
         (tmp_path / "run" / "writers" / "00000002.json").symlink_to("/nowhere")
         with pytest.raises(Fenced, match="another process"):
@@ -162,10 +162,10 @@ def test_a_writer_is_fenced_even_by_a_claim_it_cannot_read(tmp_path: Path) -> No
 
 
 def test_the_same_process_cannot_sit_twice(tmp_path: Path) -> None:
-    first = DirectoryStore(tmp_path / "run")
+    first = CheckpointStore(tmp_path / "run")
     first.claim()
     with pytest.raises(RunInUse):
-        DirectoryStore(tmp_path / "run").claim()
+        CheckpointStore(tmp_path / "run").claim()
     # And the failed attempt did not drop the first one's lock, as closing the file would have.
     other = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path / "run")],
@@ -173,17 +173,17 @@ def test_the_same_process_cannot_sit_twice(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "RunInUse" in other.stderr
     first.release()
-    with DirectoryStore(tmp_path / "run") as second:
+    with CheckpointStore(tmp_path / "run") as second:
         assert second.claim() == 2
 
 
 def test_claiming_twice_with_one_store_is_the_same_claim(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         assert (store.claim(), store.claim(), store.writer_epoch) == (1, 1, 1)
 
 
 def test_a_forked_child_neither_writes_nor_frees_the_seat(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run")
     epoch = store.claim()
     child = os.fork()
     if child == 0:
@@ -193,7 +193,7 @@ def test_a_forked_child_neither_writes_nor_frees_the_seat(tmp_path: Path) -> Non
         except SetupError:
             store.release()
             try:
-                DirectoryStore(tmp_path / "run").claim()
+                CheckpointStore(tmp_path / "run").claim()
             except RunInUse:
                 code = 0
         finally:
@@ -207,8 +207,8 @@ def test_an_orphan_of_a_killed_trainer_does_not_keep_the_seat(tmp_path: Path) ->
     """A DataLoader worker that survives its trainer inherits every descriptor, but not the record lock."""
     script = textwrap.dedent("""
         import os, signal, sys
-        from holdfast.stores.directory import DirectoryStore
-        DirectoryStore(sys.argv[1]).claim()
+        from holdfast.stores.store import CheckpointStore
+        CheckpointStore(sys.argv[1]).claim()
         child = os.fork()
         if child == 0:
             sys.stdin.read()  # lives until the test closes this pipe
@@ -224,7 +224,7 @@ def test_an_orphan_of_a_killed_trainer_does_not_keep_the_seat(tmp_path: Path) ->
     trainer.kill()
     trainer.wait()
     os.kill(orphan, 0)  # it is there
-    with DirectoryStore(tmp_path / "run") as heir:
+    with CheckpointStore(tmp_path / "run") as heir:
         assert heir.claim() == 2
     trainer.stdin.close()
     trainer.stdout.close()
@@ -237,42 +237,42 @@ class WithoutLocks(PosixIO):
 
 def test_without_locks_a_provably_living_owner_is_refused(tmp_path: Path, writer: Writer) -> None:
     with pytest.raises(RunInUse, match=f"pid {writer.process.pid}"):
-        DirectoryStore(tmp_path / "run", io=WithoutLocks()).claim()
+        CheckpointStore(tmp_path / "run", io=WithoutLocks()).claim()
     writer.end()
-    assert DirectoryStore(tmp_path / "run", io=WithoutLocks()).claim() == 2
+    assert CheckpointStore(tmp_path / "run", io=WithoutLocks()).claim() == 2
 
 
 def test_reading_takes_no_lock_and_writes_nothing(tmp_path: Path, writer: Writer) -> None:
     writer.save(1)
     before = sorted((str(p), p.stat().st_mtime_ns) for p in (tmp_path / "run").rglob("*"))
-    reader = DirectoryStore(tmp_path / "run")
+    reader = CheckpointStore(tmp_path / "run")
     assert newest_valid(reader) is not None
     assert reader.uuid
     assert sorted((str(p), p.stat().st_mtime_ns) for p in (tmp_path / "run").rglob("*")) == before
 
 
 def test_reading_a_path_that_is_not_there_creates_nothing(tmp_path: Path) -> None:
-    assert committed(DirectoryStore(tmp_path / "absent")) == []
+    assert committed(CheckpointStore(tmp_path / "absent")) == []
     assert not (tmp_path / "absent").exists()
 
 
 def test_writing_needs_a_claim(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run")
     with pytest.raises(SetupError, match="claim"):
         store.begin("e00000001-s000000000001-00000001", 1)
 
 
 def test_a_claim_starts_where_it_is_told_to(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         assert store.claim(at_least=7) == 7
 
 
 def test_many_processes_racing_for_a_lockless_store_get_different_epochs(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys
-        from holdfast.stores.directory import DirectoryStore
+        from holdfast.stores.store import CheckpointStore
         sys.stdin.read()
-        print(DirectoryStore(sys.argv[1]).claim(take_over=True))
+        print(CheckpointStore(sys.argv[1]).claim(take_over=True))
     """)
     command = [sys.executable, "-c", script, str(tmp_path / "run")]
     racers = [

@@ -8,13 +8,13 @@ import pytest
 
 from holdfast.errors import StoreDenied
 from holdfast.stores import ownership
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 STRANGER = 4242
 
 
 def claim(folder: Path) -> None:
-    with DirectoryStore(folder) as store:
+    with CheckpointStore(folder) as store:
         store.claim()
 
 
@@ -66,4 +66,4 @@ def test_what_another_user_made_in_an_open_folder_is_refused_sticky_or_not(tmp_p
     for mode in (0o1777, 0o777):
         run.parent.chmod(mode)
         with pytest.raises(StoreDenied, match="everybody can make folders"):
-            DirectoryStore(run)
+            CheckpointStore(run)

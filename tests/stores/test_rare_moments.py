@@ -8,11 +8,13 @@ import pytest
 
 from holdfast.checkpoints.find import committed
 from holdfast.errors import CorruptCheckpoint, RunInUse, StoreError
-from holdfast.stores.claims import take_claim
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.claims import WriterLease
+from holdfast.stores.folder_place import FolderPlace
 from holdfast.stores.owner import this_process
+from holdfast.stores.place import WRITERS
 from holdfast.stores.posix import PosixIO
-from holdfast.stores.small_read import read_small
+from holdfast.stores.store import CheckpointStore
+from holdfast.stores.stored_file import read_small
 from holdfast.testing.fake_clock import FakeClock
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.memory_io import ROOT, MemoryIO
@@ -25,17 +27,23 @@ def test_of_two_identities_the_first_stays() -> None:
 
         def rename(self, parent: int, old: str, new: str) -> None:
             if new == "STORE.json" and self.kind(parent, new) is None:
-                other = DirectoryStore(
+                other = CheckpointStore(
                     "/run", io=MemoryIO(self.tree), uuid="1" * 8 + "-1111-1111-1111-" + "1" * 12
                 )
                 other.claim()
             super().rename(parent, old, new)
 
     io = Late()
-    store = DirectoryStore("/run", io=io)
+    store = CheckpointStore("/run", io=io)
     assert store.claim() == 2
     assert store.uuid == "11111111-1111-1111-1111-111111111111"
     assert [name for name in io.tree.directories[ROOT] if name.endswith(".part")] == []
+
+
+def _take(io: MemoryIO, *, at_least: int) -> int:
+    place = FolderPlace("/run", io)
+    place.prepare(WRITERS)
+    return WriterLease(place).take(this_process("now"), at_least=at_least)
 
 
 def test_losing_the_race_for_a_number_costs_one_number() -> None:
@@ -50,31 +58,30 @@ def test_losing_the_race_for_a_number_costs_one_number() -> None:
             return names
 
     io = Crowded()
-    root = io.open_root("", create=True)
-    assert take_claim(io, root, this_process("now"), at_least=1).epoch == 3
+    assert _take(io, at_least=1) == 3
 
 
 def test_numbers_do_not_wrap() -> None:
     io = MemoryIO()
-    root = io.open_root("", create=True)
     with pytest.raises(CorruptCheckpoint, match="beyond"):
-        take_claim(io, root, this_process("now"), at_least=10**8)
+        _take(io, at_least=10**8)
 
 
 def test_a_claim_far_beyond_all_others_counts_for_nothing() -> None:
     io = MemoryIO()
-    root = io.open_root("", create=True)
+    FolderPlace("/run", io).prepare(WRITERS)
+    writers = io.open_directory(io.open_root("", create=True), WRITERS)
     for name in ("00000003.json", "99999999.json"):
-        io.close(io.create(root, name))
-    assert take_claim(io, root, this_process("now"), at_least=1).epoch == 4
+        io.close(io.create(writers, name))
+    assert _take(io, at_least=1) == 4
 
 
 def test_a_refusal_stands_even_if_the_owner_cannot_be_named(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as owner:
+    with CheckpointStore(tmp_path / "run") as owner:
         owner.claim()
         os.rename(tmp_path / "run" / "writers", tmp_path / "run" / "elsewhere")
         with pytest.raises(RunInUse, match="another process"):
-            DirectoryStore(tmp_path / "run").claim()
+            CheckpointStore(tmp_path / "run").claim()
 
 
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +91,7 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         assert store.claim() == 1
 
 
@@ -98,7 +105,7 @@ def test_a_lock_that_fails_for_another_reason_is_reported(
 
     monkeypatch.setattr(fcntl, "lockf", fail)
     with pytest.raises(StoreError, match="Input/output"):
-        DirectoryStore(tmp_path / "run").claim()
+        CheckpointStore(tmp_path / "run").claim()
 
 
 def test_a_file_system_without_fallocate_is_written_all_the_same(
@@ -116,7 +123,7 @@ def test_a_file_system_without_fallocate_is_written_all_the_same(
             return -1
 
     monkeypatch.setattr(posix, "_libc", NoFallocate())
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         save(store, 1, writer_epoch=store.claim())
         assert len(committed(store)) == 1
 
@@ -134,7 +141,7 @@ def test_a_record_that_shrinks_while_it_is_read_is_corrupt() -> None:
 
 
 def test_a_data_file_that_shrinks_while_it_is_read_is_corrupt(tmp_path: Path) -> None:
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         name = str(save(store, 1, writer_epoch=store.claim()).name)
         file = store.open(name, image_of(1).name)
         os.truncate(tmp_path / "run" / "ckpt" / name / image_of(1).name, 10)
@@ -152,9 +159,9 @@ def test_a_manifest_that_cannot_be_read_is_replaced_by_its_copy() -> None:
             return super().open_read(parent, name, direct=direct)
 
     io = MemoryIO()
-    store = DirectoryStore("/run", io=io)
+    store = CheckpointStore("/run", io=io)
     save(store, 1, writer_epoch=store.claim())
-    [found] = committed(DirectoryStore("/run", io=BadSector(io.tree)))
+    [found] = committed(CheckpointStore("/run", io=BadSector(io.tree)))
     assert found.manifest is not None
 
 
@@ -163,7 +170,7 @@ def test_a_directory_that_nfs_keeps_busy_is_left_for_later() -> None:
         def remove_directory(self, parent: int, name: str) -> None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), name)
 
-    store = DirectoryStore("/run", io=Busy())
+    store = CheckpointStore("/run", io=Busy())
     name = str(save(store, 1, writer_epoch=store.claim()).name)
     store.retire(name)
     assert store.names() == []
@@ -175,7 +182,7 @@ def test_a_parent_that_may_not_be_listed_is_no_obstacle(
 ) -> None:
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with DirectoryStore(tmp_path / "run", io=PosixIO()) as store:
+    with CheckpointStore(tmp_path / "run", io=PosixIO()) as store:
         assert store.claim() == 1
 
 

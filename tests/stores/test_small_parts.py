@@ -8,10 +8,10 @@ import pytest
 from holdfast.errors import InternalError, StoreError, StoreUnavailable
 from holdfast.events import Pruned, Warned
 from holdfast.format.names import CheckpointName
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal, read_events
 from holdfast.stores.leftovers import Unfinished, Watch, is_abandoned
 from holdfast.stores.side_by_side import side_by_side
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.fake_clock import FakeClock
 from holdfast.testing.memory_image import MemoryImage, image_of
 from holdfast.testing.memory_io import ROOT, MemoryIO
@@ -105,7 +105,7 @@ def test_any_change_restarts_the_watch() -> None:
 
 def test_an_unknown_writers_partial_goes_after_the_grace_by_our_own_clock() -> None:
     io, clock = MemoryIO(), FakeClock()
-    store = DirectoryStore("/run", io=io, clock=clock, grace_seconds=60.0)
+    store = CheckpointStore("/run", io=io, clock=clock, grace_seconds=60.0)
     store.claim()
     name = str(draft(1, writer_epoch=store.writer_epoch).name)
     store.begin(name, 0)
@@ -114,7 +114,7 @@ def test_an_unknown_writers_partial_goes_after_the_grace_by_our_own_clock() -> N
     # Its claim is torn: nobody can tell who it was.
     writers = io.tree.directories[io.tree.directories[ROOT]["writers"]]
     io.tree.files[writers["00000001.json"]][:] = b""
-    heir = DirectoryStore("/run", io=io, clock=clock, grace_seconds=60.0)
+    heir = CheckpointStore("/run", io=io, clock=clock, grace_seconds=60.0)
     heir.claim()
     clock.skew_wall(1e9)
     assert heir.leftovers() == []
@@ -160,7 +160,7 @@ def test_a_source_that_is_not_concurrent_is_read_in_order_by_one_thread(tmp_path
             return super().view(start, stop)
 
     calls: list[tuple[int, int]] = []
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         name = str(draft(1, writer_epoch=store.claim()).name)
         store.begin(name, 0)
         store.write(name, Stream("a.bin", bytes(40 << 20), concurrent=False))
@@ -171,7 +171,7 @@ def test_a_source_that_is_not_concurrent_is_read_in_order_by_one_thread(tmp_path
 
 
 def test_a_file_name_that_leaves_the_place_is_our_bug() -> None:
-    store = DirectoryStore("/run", io=MemoryIO())
+    store = CheckpointStore("/run", io=MemoryIO())
     name = str(draft(1, writer_epoch=store.claim()).name)
     store.begin(name, 0)
     for bad in ("../x", "MANIFEST", "", "a/b"):
@@ -195,12 +195,12 @@ class LosesTheEnd(MemoryIO):
 
 def test_a_disk_that_takes_nothing_does_not_make_us_spin() -> None:
     with pytest.raises(StoreUnavailable, match="accepted none"):
-        DirectoryStore("/run", io=SwallowsWrites()).claim()
+        CheckpointStore("/run", io=SwallowsWrites()).claim()
 
 
 def test_a_file_shorter_than_what_was_written_fails_the_save() -> None:
     io = LosesTheEnd()
-    store = DirectoryStore("/run", io=io)
+    store = CheckpointStore("/run", io=io)
     epoch = store.claim()
     io.armed = True
     with pytest.raises(StoreUnavailable, match="after writing"):
@@ -216,14 +216,14 @@ def test_a_repeated_rename_whose_first_reply_was_lost_counts_as_done() -> None:
             if new == "MANIFEST":
                 super().rename(parent, old, new)
 
-    store = DirectoryStore("/run", io=Repeats())
+    store = CheckpointStore("/run", io=Repeats())
     done = save(store, 1, writer_epoch=store.claim())
     assert store.names() == [str(done.name)]
 
 
 def test_retiring_what_is_no_checkpoint_name_is_our_bug() -> None:
     io = MemoryIO()
-    store = DirectoryStore("/run", io=io)
+    store = CheckpointStore("/run", io=io)
     store.claim()
     with pytest.raises(InternalError, match="not the name"):
         store.retire("nonsense")
@@ -232,8 +232,8 @@ def test_retiring_what_is_no_checkpoint_name_is_our_bug() -> None:
 def test_a_store_keeps_the_identity_it_is_given() -> None:
     wanted = "01234567-89ab-cdef-0123-456789abcdef"
     io = MemoryIO()
-    DirectoryStore("/run", io=io, uuid=wanted).claim()
-    assert DirectoryStore("/run", io=io).uuid == wanted
+    CheckpointStore("/run", io=io, uuid=wanted).claim()
+    assert CheckpointStore("/run", io=io).uuid == wanted
 
 
 def test_a_store_of_a_later_format_is_not_written() -> None:
@@ -243,4 +243,4 @@ def test_a_store_of_a_later_format_is_not_written() -> None:
     io.tree.add_file(ROOT, "STORE.json", 7)
     io.tree.write(7, 0, seal({"format": 2, "uuid": "x"}))
     with pytest.raises(StoreError, match="newer"):
-        DirectoryStore("/run", io=io).claim()
+        CheckpointStore("/run", io=io).claim()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.io import StoreIO
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_io import MemoryIO
 from holdfast.testing.store_contract import StoreContract
 
@@ -18,13 +18,13 @@ class Claimed(StoreContract):
 
     @pytest.fixture(autouse=True)
     def _release(self) -> Iterator[None]:
-        self.claimed: list[DirectoryStore] = []
+        self.claimed: list[CheckpointStore] = []
         yield
         for store in self.claimed:
             store.release()
 
     def make_store(self, tmp_path: Path) -> Store:
-        store = DirectoryStore(tmp_path / "run", io=self.make_io())
+        store = CheckpointStore(tmp_path / "run", io=self.make_io())
         store.claim()
         self.claimed.append(store)
         return store

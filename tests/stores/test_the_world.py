@@ -13,8 +13,9 @@ import pytest
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.write import write_checkpoint
 from holdfast.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnavailable
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.base import KeyTaken
 from holdfast.stores.os_errors import store_error
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage
 from holdfast.testing.store_contract import draft, newest_valid, save
 
@@ -23,7 +24,7 @@ def big(step: int, size: int) -> MemoryImage:
     return MemoryImage("big.bin", bytes([step]) * size)
 
 
-def restored_step(store: DirectoryStore) -> int:
+def restored_step(store: CheckpointStore) -> int:
     loaded = newest_valid(store)
     assert loaded is not None
     return loaded.found.step
@@ -55,7 +56,7 @@ def small_ext4(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_up(mount: Path) -> None:
-    store = DirectoryStore(mount / "run", spare_bytes=0)
+    store = CheckpointStore(mount / "run", spare_bytes=0)
     epoch = store.claim()
     write_checkpoint(store, draft(1, writer_epoch=epoch), [big(1, 6 << 20)])
     free = os.statvfs(mount).f_bavail * os.statvfs(mount).f_frsize
@@ -85,7 +86,7 @@ def test_a_full_ext4_fails_the_save_and_nothing_else(small_ext4: Path) -> None:
 
 @pytest.mark.system
 def test_a_read_only_mount_is_read_and_refuses_writes_clearly(small_tmpfs: Path) -> None:
-    store = DirectoryStore(small_tmpfs / "run", spare_bytes=0)
+    store = CheckpointStore(small_tmpfs / "run", spare_bytes=0)
     epoch = store.claim()
     save(store, 1, writer_epoch=epoch)
     store.release()
@@ -112,7 +113,7 @@ def file_size_limit() -> Iterator[None]:
 
 @pytest.mark.usefixtures("file_size_limit")
 def test_a_file_that_may_not_grow_fails_the_save_and_nothing_else(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run")
     epoch = store.claim()
     save(store, 1, writer_epoch=epoch)
     with pytest.raises(StoreFull, match="File too large"):
@@ -125,7 +126,7 @@ def test_a_file_that_may_not_grow_fails_the_save_and_nothing_else(tmp_path: Path
 
 
 def test_a_vanished_directory_fails_each_save_and_recovers_when_back(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run")
     epoch = store.claim()
     save(store, 1, writer_epoch=epoch)
     os.rename(tmp_path / "run", tmp_path / "away")
@@ -142,17 +143,17 @@ def test_a_vanished_directory_fails_each_save_and_recovers_when_back(tmp_path: P
 def test_a_file_in_the_way_of_the_store_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("not a directory")
     with pytest.raises(StoreError, match=str(tmp_path / "run")):
-        DirectoryStore(tmp_path / "run").claim()
+        CheckpointStore(tmp_path / "run").claim()
     with pytest.raises(StoreError, match=str(tmp_path / "run")):
-        DirectoryStore(tmp_path / "run").names()
+        CheckpointStore(tmp_path / "run").names()
 
 
 def test_the_store_may_lie_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "scratch")
-    with DirectoryStore(tmp_path / "runs" / "one") as store:
+    with CheckpointStore(tmp_path / "runs" / "one") as store:
         save(store, 1, writer_epoch=store.claim())
-    assert restored_step(DirectoryStore(tmp_path / "scratch" / "one")) == 1
+    assert restored_step(CheckpointStore(tmp_path / "scratch" / "one")) == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_the_store_may_lie_behind_a_link(tmp_path: Path) -> None:
     [
         ("ENOSPC", StoreFull), ("EDQUOT", StoreFull), ("EFBIG", StoreFull), ("EACCES", StoreDenied),
         ("EPERM", StoreDenied), ("EROFS", StoreDenied), ("ELOOP", StoreDenied), ("ENOENT", StoreNotFound),
-        ("ENOTDIR", StoreNotFound), ("EEXIST", StoreError), ("EIO", StoreUnavailable),
+        ("ENOTDIR", StoreNotFound), ("EEXIST", KeyTaken), ("EIO", StoreUnavailable),
         ("ESTALE", StoreUnavailable), ("ETIMEDOUT", StoreUnavailable), ("EINTR", StoreUnavailable),
     ],
 )  # fmt: skip

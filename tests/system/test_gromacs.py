@@ -13,8 +13,9 @@ import pytest
 
 from holdfast.checkpoints.find import committed
 from holdfast.events import Restored
-from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 
 pytestmark = [
     pytest.mark.system,
@@ -91,7 +92,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def generations(folder: Path) -> list[str]:
-    return [str(found.name) for found in committed(DirectoryStore(folder / "run"))]
+    return [str(found.name) for found in committed(CheckpointStore(folder / "run"))]
 
 
 def wait_for_generation(folder: Path, job: subprocess.Popen[bytes], after: str) -> str:

@@ -19,8 +19,8 @@ from torch import nn
 import holdfast
 from holdfast.errors import StoreDenied
 from holdfast.keeper.meeting import Meeting
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.shared_secret import agree_on_secret
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.memory_folder import default_root, memory_folders
 from holdfast.tiers.node_places import nodes_here, open_node_store
 from holdfast.tiers.opening import open_tier, readable_tiers
@@ -95,7 +95,7 @@ def test_a_planted_memory_folder_is_not_read_and_keeps_nobody_from_training(
 ) -> None:
     assert as_stranger(memory_root.mkdir)
     train(tmp_path / "run", 2)
-    run_uuid = DirectoryStore(tmp_path / "run").uuid
+    run_uuid = CheckpointStore(tmp_path / "run").uuid
     planted = memory_root / run_uuid / "slot-0"
     assert as_stranger(lambda: planted.mkdir(parents=True))
     assert as_stranger(lambda: (planted / "MANIFEST.e99999999-s000000009999-00000000").write_bytes(b"x"))
@@ -171,7 +171,7 @@ def test_a_checkpoint_planted_in_a_tier_on_a_disk_open_to_all_is_refused(
 ) -> None:
     words = [str(open_to_all), "single", "run"]
     train(tmp_path / "run", 2, tiers=words)
-    run_uuid = DirectoryStore(tmp_path / "run").uuid
+    run_uuid = CheckpointStore(tmp_path / "run").uuid
     tier = parse_tiers(words)[0]
     assert len(open_tier(tier, str(tmp_path / "run"), run_uuid).names()) > 0
     give_away(open_to_all / "ckpt")
@@ -214,5 +214,5 @@ def test_a_claim_far_beyond_all_others_does_not_end_the_numbers(tmp_path: Path) 
     (tmp_path / "run" / "ckpt" / "e99999999-s000000000001-00000000").mkdir()
     assert train(tmp_path / "run", 4) == (2, 4.0)
     assert train(tmp_path / "run", 6) == (4, 6.0)
-    with DirectoryStore(tmp_path / "run") as store:
+    with CheckpointStore(tmp_path / "run") as store:
         assert store.claim() < 10

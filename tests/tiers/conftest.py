@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tier_samples import UUID, directory, shm_root
 
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.memory import MemoryTier
 
 
@@ -24,11 +24,11 @@ def memory(shm: str) -> MemoryTier:
 
 
 @pytest.fixture
-def make_directory(tmp_path: Path) -> Iterator[Callable[[str], DirectoryStore]]:
+def make_directory(tmp_path: Path) -> Iterator[Callable[[str], CheckpointStore]]:
     """A claimed directory store; given back at the end."""
-    made: list[DirectoryStore] = []
+    made: list[CheckpointStore] = []
 
-    def make(name: str) -> DirectoryStore:
+    def make(name: str) -> CheckpointStore:
         made.append(directory(tmp_path / name))
         return made[-1]
 

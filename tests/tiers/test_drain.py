@@ -19,9 +19,9 @@ from holdfast.clock import SystemClock
 from holdfast.errors import SaveError, StoreFull
 from holdfast.events import Event, Flushed, FlushFailed, FlushSkipped, Pruned
 from holdfast.format.manifest import FileRecord
-from holdfast.stores.base import ImageSource
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.base import ImageSource, Store
+from holdfast.stores.locations import node_store
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
@@ -30,9 +30,8 @@ from holdfast.tiers.drain import Drain, FlushTier
 from holdfast.tiers.flusher import Flusher, Share
 from holdfast.tiers.ladder import Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
-from holdfast.tiers.target import FolderTarget, StoreTarget, target_for
 
-Make = Callable[[str], DirectoryStore]
+Make = Callable[[str], CheckpointStore]
 LIMIT = 30.0
 
 
@@ -48,8 +47,8 @@ class Setting:
     def ladder(self) -> Ladder:
         return Ladder([NamedTier("near", self.near), NamedTier("far", self.far)])
 
-    def drain(self, target: FolderTarget | None = None, **more: object) -> Drain:
-        tier = FlushTier("far", target or FolderTarget(self.far), **more)  # type: ignore[arg-type]
+    def drain(self, target: Store | None = None, **more: object) -> Drain:
+        tier = FlushTier("far", target or self.far, **more)  # type: ignore[arg-type]
         self.drains.append(Drain(self.ladder, [tier], emit=self.events.append))
         return self.drains[-1]
 
@@ -90,17 +89,24 @@ def test_every_tenth_of_a_hundred_and_the_last_one(setting: Setting) -> None:
     assert len(setting.said(Flushed)) == 11
 
 
-class Gate(FolderTarget):
+class Around(CheckpointStore):
+    """The same store, claimed by the same process, with something in the way."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        vars(self).update(vars(store))
+
+
+class Gate(Around):
     """A target that takes its time: nothing gets its name before the gate is opened."""
 
-    def __init__(self, store: DirectoryStore) -> None:
+    def __init__(self, store: CheckpointStore) -> None:
         super().__init__(store)
         self.begun, self.opened = threading.Event(), threading.Event()
 
-    def put(self, name: str, source: ImageSource, expect: FileRecord, *, replace: bool) -> None:
+    def write(self, name: str, source: ImageSource, **more: Any) -> FileRecord:
         self.begun.set()
         assert self.opened.wait(LIMIT)
-        super().put(name, source, expect, replace=replace)
+        return super().write(name, source, **more)
 
 
 def test_a_slow_target_blocks_nobody_and_gets_the_newest_next(setting: Setting) -> None:
@@ -161,18 +167,18 @@ def test_what_the_rules_keep_and_an_earlier_process_did_not_copy_is_copied_by_th
     assert setting.steps() == [1, 3]
 
 
-class FullUntilSwept(FolderTarget):
+class FullUntilSwept(Around):
     """A place that what was begun there has filled."""
 
-    def put(self, name: str, source: ImageSource, expect: FileRecord, *, replace: bool) -> None:
-        if any(begun < name for begun in self.unsettled()):
+    def write(self, name: str, source: ImageSource, **more: Any) -> FileRecord:
+        if any(begun < name for begun in self.leftovers(before=name)):
             raise StoreFull("no room")
-        super().put(name, source, expect, replace=replace)
+        return super().write(name, source, **more)
 
 
 def test_a_full_target_gives_back_what_was_begun_there_and_never_finished(setting: Setting) -> None:
     old = setting.save(1)
-    Copier(Ladder([NamedTier("near", setting.near)]), FolderTarget(setting.far)).copy(old)
+    Copier(Ladder([NamedTier("near", setting.near)]), setting.far).copy(old)
     drain = setting.drain(FullUntilSwept(setting.far), retention=Retention())
     setting.save(2, drain)
     assert drain.stop(LIMIT) == []
@@ -188,10 +194,10 @@ def test_at_the_end_what_other_nodes_have_already_brought_of_older_ones_stays(se
     drain.committed(str(kept.name), kept.manifest)
     setting.save(3, drain)
     # Another node is ahead: it has copied its part of the older one, and has said so.
-    elsewhere = NodeStore(setting.far.where)
-    elsewhere.put(str(kept.name), MemoryImage("of-another-node.bin", b"its part"))
+    elsewhere = node_store(setting.far.where)
+    elsewhere.write(str(kept.name), MemoryImage("of-another-node.bin", b"its part"))
     swept: list[str] = []
-    gate.sweep = swept.append  # type: ignore[method-assign]
+    gate.abandon = swept.append  # type: ignore[method-assign]
     [flusher] = drain.flushers
     flusher.begin_stop()
     gate.opened.set()
@@ -226,7 +232,7 @@ def test_killed_in_mid_flush_another_process_finishes_it(setting: Setting, tmp_p
     assert setting.far.names() == []
     setting.far.claim()
     ladder = Ladder([NamedTier("near", setting.near)])
-    copier = Copier(ladder, FolderTarget(setting.far))
+    copier = Copier(ladder, setting.far)
     copier.copy(name)
     assert ladder.bytes_by_tier["near"] == sizes[1], "the file that was whole is not read again"
     copier.publish(name)
@@ -244,10 +250,10 @@ def test_killed_in_mid_flush_another_process_finishes_it(setting: Setting, tmp_p
 
 def test_a_file_that_a_dead_process_left_damaged_is_written_again(setting: Setting) -> None:
     name = setting.save(7)
-    copier = Copier(Ladder([NamedTier("near", setting.near)]), FolderTarget(setting.far))
+    copier = Copier(Ladder([NamedTier("near", setting.near)]), setting.far)
     copier.copy(name)
     flip(Path(setting.far.where, "ckpt", f"{name}.incoming", "model.bin"), 100)
-    heir = Copier(Ladder([NamedTier("near", setting.near)]), FolderTarget(setting.far))
+    heir = Copier(Ladder([NamedTier("near", setting.near)]), setting.far)
     heir.copy(name)
     heir.publish(name)
     assert verify(setting.far, committed(setting.far)[0], headers=False).is_whole
@@ -282,7 +288,7 @@ def test_a_full_disk_is_reported_tried_again_and_forgiven(
         if isinstance(event, FlushFailed):
             failed.set()
 
-    drain = Drain(setting.ladder, [FlushTier("far", FolderTarget(setting.far))], emit=emit)
+    drain = Drain(setting.ladder, [FlushTier("far", setting.far)], emit=emit)
     setting.save(1, drain)
     assert failed.wait(LIMIT)
     filler.unlink()
@@ -313,7 +319,7 @@ def test_a_source_that_is_gone_is_skipped_with_a_word(setting: Setting) -> None:
 def test_damage_on_the_way_out_is_never_committed(setting: Setting) -> None:
     name = setting.save(1)
     flip(place(setting.near, name) / "model.bin", 77)
-    copier = Copier(Ladder([NamedTier("near", setting.near)]), FolderTarget(setting.far))
+    copier = Copier(Ladder([NamedTier("near", setting.near)]), setting.far)
     with pytest.raises(SourceLost, match="good in no tier"):
         copier.copy(name)
     assert setting.far.names() == []
@@ -321,7 +327,7 @@ def test_damage_on_the_way_out_is_never_committed(setting: Setting) -> None:
 
 def test_a_writer_that_was_taken_over_commits_no_copies(setting: Setting) -> None:
     drain = setting.drain(retention=Retention())
-    heir = DirectoryStore(setting.far.where)
+    heir = CheckpointStore(setting.far.where)
     heir.claim(take_over=True)
     setting.save(1, drain)
     assert drain.stop(LIMIT) == ["far"]
@@ -347,7 +353,7 @@ def test_what_is_needed_elsewhere_is_not_pruned(make_directory: Make) -> None:
     ladder = Ladder([NamedTier(n, s) for n, s in (("near", near), ("middle", middle), ("far", far))])
     gate = Gate(far)
     targets = [
-        FlushTier("middle", FolderTarget(middle), every=1, retention=Retention(latest=2)),
+        FlushTier("middle", middle, every=1, retention=Retention(latest=2)),
         FlushTier("far", gate, every=1),
     ]
     drain = Drain(ladder, targets)
@@ -377,7 +383,7 @@ def test_several_ranks_fill_one_place_and_one_of_them_publishes(setting: Setting
     ranks = []
     for file in ("model.bin", "state.bin"):
         share = Share(files=lambda manifest, file=file: [file], publish=vote)  # type: ignore[misc]
-        tier = FlushTier("far", FolderTarget(setting.far))
+        tier = FlushTier("far", setting.far)
         near = setting.ladder.without("far")
         ranks.append(Flusher(tier, near, emit=lambda event: None, clock=SystemClock(), share=share))
     for rank in ranks:
@@ -390,7 +396,7 @@ def test_several_ranks_fill_one_place_and_one_of_them_publishes(setting: Setting
 
 def test_a_place_without_all_files_is_not_published(setting: Setting) -> None:
     name = setting.save(1)
-    copier = Copier(setting.ladder.without("far"), FolderTarget(setting.far))
+    copier = Copier(setting.ladder.without("far"), setting.far)
     copier.copy(name, ["model.bin"])
     assert not copier.is_complete(name)
     with pytest.raises(SaveError, match="not every file"):
@@ -401,7 +407,7 @@ def test_a_place_without_all_files_is_not_published(setting: Setting) -> None:
 def test_memory_is_drained_to_disk_while_its_slots_turn(memory: MemoryTier, make_directory: Make) -> None:
     far = make_directory("far")
     ladder = Ladder([NamedTier("memory", memory), NamedTier("far", far)])
-    drain = Drain(ladder, [FlushTier("far", target_for(far), every=5)])
+    drain = Drain(ladder, [FlushTier("far", far, every=5)])
     for step in range(1, 21):
         if memory.next_slot(spare=drain.needed) is None:
             assert drain.wait_idle(LIMIT)
@@ -415,8 +421,8 @@ def test_memory_is_drained_to_disk_while_its_slots_turn(memory: MemoryTier, make
 def test_a_store_that_knows_only_the_plain_verbs_is_a_target_too(setting: Setting) -> None:
     name = setting.save(1)
     near = Ladder([NamedTier("near", setting.near)])
-    Copier(near, StoreTarget(setting.far)).copy(name, ["state.bin"])
-    heir = Copier(near, StoreTarget(setting.far))
+    Copier(near, setting.far).copy(name, ["state.bin"])
+    heir = Copier(near, setting.far)
     heir.copy(name)
     heir.publish(name)
     assert setting.far.manifest(name) == setting.near.manifest(name)

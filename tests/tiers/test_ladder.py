@@ -19,15 +19,15 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.patience import Patience
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import image_of
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.ladder import Fallback, Ladder, NamedTier
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.named_tier import HoldersAway
 
-Make = Callable[[str], DirectoryStore]
+Make = Callable[[str], CheckpointStore]
 SIZES = (2 * CHUNK + 5000, 300)
 AT_ONCE, QUICK = Patience(attempts=1), Patience(attempts=6, first_pause=0.001)
 
@@ -163,7 +163,7 @@ def test_two_checkpoints_of_one_name_are_never_mixed(memory: MemoryTier, make_di
 class Away:
     """A store that cannot be reached, as a node that is down."""
 
-    def __init__(self, like: DirectoryStore) -> None:
+    def __init__(self, like: CheckpointStore) -> None:
         self.properties, self.where, self.uuid = like.properties, like.where, UUID
 
     def names(self, *args: object) -> list[str]:
@@ -276,7 +276,7 @@ def test_an_open_file_survives_the_pruning_of_its_name(tmp_path: Path) -> None:
 class Counted:
     """A tier of one node: forwards, and counts how often its manifest is fetched."""
 
-    def __init__(self, store: DirectoryStore, *, has: frozenset[str]) -> None:
+    def __init__(self, store: CheckpointStore, *, has: frozenset[str]) -> None:
         self._store, self._has = store, has
         self.manifests = 0
 

@@ -44,7 +44,7 @@ def test_two_nodes_of_one_machine_do_not_share_a_folder(tmp_path: Path) -> None:
     tier = Tier(str(tmp_path), protect="partner")
     assert nodes_here(tier, UUID) == []
     for node in ("node000", "node001"):
-        open_node_store(tier, UUID, node).put(NAME, MemoryImage("a.bin", node.encode()))
+        open_node_store(tier, UUID, node).write(NAME, MemoryImage("a.bin", node.encode()))
     assert nodes_here(tier, UUID) == ["node000", "node001"]
     assert open_node_store(tier, UUID, "node001").held(NAME) == {"a.bin": 7}
 

@@ -11,8 +11,8 @@ from tier_samples import content, flip, save
 from holdfast.checkpoints.find import committed
 from holdfast.errors import Fenced, RunInUse, SetupError
 from holdfast.format.manifest import parse_manifest
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage
 from holdfast.testing.store_contract import newest_valid
 from holdfast.tiers.ladder import Ladder
@@ -29,11 +29,11 @@ TRAINER = """
 import sys
 sys.path.insert(0, {samples!r})
 from tier_samples import copy_to, save
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.tier_list import remember_tiers
 from holdfast.tiers.words import parse_tiers
-store = DirectoryStore({run!r})
+store = CheckpointStore({run!r})
 epoch = store.claim()
 remember_tiers({run!r}, parse_tiers(["memory", "run"]))
 memory = MemoryTier(store.uuid, root={shm!r}, run={run!r})
@@ -59,7 +59,7 @@ def trainer(tmp_path: Path, shm: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def steps(run: Path) -> list[int]:
-    return [found.step for found in committed(DirectoryStore(run))]
+    return [found.step for found in committed(CheckpointStore(run))]
 
 
 def test_never_while_the_trainer_lives(trainer: object, tmp_path: Path, shm: str) -> None:
@@ -97,7 +97,7 @@ def test_what_only_memory_had_is_committed_under_its_own_name(
     assert [name in before for name in done.saved] == [True, True]
     assert (done.tier, done.failed) == ("run", ())
     assert steps(run) == [3, 2, 1]
-    store = DirectoryStore(run)
+    store = CheckpointStore(run)
     assert {name: store.manifest(name) for name in before} == before
     loaded = newest_valid(store)
     assert loaded is not None
@@ -122,10 +122,10 @@ def test_a_damaged_newest_one_is_said_and_the_one_before_is_saved(
 
 def test_the_disk_of_a_node_is_scavenged_into_the_first_lasting_tier(tmp_path: Path, shm: str) -> None:
     run, node, lasting = tmp_path / "run", tmp_path / "nvme", tmp_path / "lustre"
-    with DirectoryStore(run) as home:
+    with CheckpointStore(run) as home:
         epoch = home.claim()
         remember_tiers(run, parse_tiers([str(node), "single", str(lasting), "run"]))
-        save(NodeStore(node, uuid=home.uuid), 5, writer_epoch=epoch)
+        save(node_store(node, uuid=home.uuid), 5, writer_epoch=epoch)
     done = scavenge(run, shm=shm)
     assert (done.tier, len(done.saved)) == (str(lasting), 1)
     assert steps(lasting) == [5]
@@ -134,9 +134,9 @@ def test_the_disk_of_a_node_is_scavenged_into_the_first_lasting_tier(tmp_path: P
 
 
 def test_a_trainer_that_only_seemed_dead_cannot_commit_any_more(tmp_path: Path, shm: str) -> None:
-    store = DirectoryStore(tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run")
     store.claim()
-    other = DirectoryStore(tmp_path / "run")
+    other = CheckpointStore(tmp_path / "run")
     other.claim(take_over=True)
     other.release()
     with pytest.raises(Fenced):
@@ -145,9 +145,9 @@ def test_a_trainer_that_only_seemed_dead_cannot_commit_any_more(tmp_path: Path, 
 
 
 def test_a_tier_of_another_run_is_refused(tmp_path: Path, shm: str) -> None:
-    with DirectoryStore(tmp_path / "other") as other:
+    with CheckpointStore(tmp_path / "other") as other:
         other.claim()
-    with DirectoryStore(tmp_path / "run") as home:
+    with CheckpointStore(tmp_path / "run") as home:
         home.claim()
         remember_tiers(tmp_path / "run", parse_tiers([str(tmp_path / "other"), "run"]))
     with pytest.raises(SetupError, match="belongs to another run"):
@@ -156,11 +156,11 @@ def test_a_tier_of_another_run_is_refused(tmp_path: Path, shm: str) -> None:
 
 def test_what_the_nodes_of_several_ranks_left_here_is_found_and_committed(tmp_path: Path, shm: str) -> None:
     run = tmp_path / "run"
-    with DirectoryStore(run) as home:
+    with CheckpointStore(run) as home:
         epoch = home.claim()
     tiers = parse_tiers([str(tmp_path / "local"), "partner", "run every 10"])
     remember_tiers(run, tiers)
-    whole = NodeStore(tmp_path / "whole", uuid=DirectoryStore(run).uuid)
+    whole = node_store(tmp_path / "whole", uuid=CheckpointStore(run).uuid)
     name = str(save(whole, 7, writer_epoch=epoch).name)
     files = sorted(whole.held(name))
     for number, node in enumerate(("node000", "node001")):
@@ -169,11 +169,11 @@ def test_what_the_nodes_of_several_ranks_left_here_is_found_and_committed(tmp_pa
             # Each node has a part; together they have it all.
             if files.index(record.name) % 2 == number:
                 data = (tmp_path / "whole" / "ckpt" / name / record.name).read_bytes()
-                store.put(name, MemoryImage(record.name, data), expect=record)
-        store.settle(name, whole.manifest(name))
+                store.write(name, MemoryImage(record.name, data), expect=record)
+        store.publish(name, whole.manifest(name))
     assert [tier.name for tier in readable_tiers(run, shm=shm) if " of node" in tier.name] == [
         f"{tmp_path / 'local'} of node000",
         f"{tmp_path / 'local'} of node001",
     ]
     assert scavenge(run, shm=shm).saved == (name,)
-    assert newest_valid(DirectoryStore(run)) is not None
+    assert newest_valid(CheckpointStore(run)) is not None

@@ -11,12 +11,12 @@ from tier_samples import CHUNK, content, copy_to, draft, flip, place, save, sour
 from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.verify import verify
 from holdfast.checkpoints.write import write_checkpoint
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.ladder import NamedTier
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.scrub import scrub
 
-Make = Callable[[str], DirectoryStore]
+Make = Callable[[str], CheckpointStore]
 TIERS = ("memory", "near", "far")
 PARTS = ("model.bin", "state.bin", "MANIFEST")
 SIZES = (CHUNK + 5000, 300)

@@ -9,7 +9,7 @@ import pytest
 from tier_samples import copy_to, flip, place, save
 
 from holdfast.cli.main import main
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.tier_list import remember_tiers
 from holdfast.tiers.words import parse_tiers
 
@@ -17,10 +17,10 @@ from holdfast.tiers.words import parse_tiers
 class Run:
     def __init__(self, folder: Path) -> None:
         self.path, self.far = folder / "run", folder / "far"
-        with DirectoryStore(self.path) as home:
+        with CheckpointStore(self.path) as home:
             home.claim()
             remember_tiers(self.path, parse_tiers(["run", str(self.far)]))
-            with DirectoryStore(self.far, uuid=home.uuid) as far:
+            with CheckpointStore(self.far, uuid=home.uuid) as far:
                 far.claim()
                 self.names = []
                 for step in (1, 2):
@@ -28,7 +28,7 @@ class Run:
                     copy_to(far, home, self.names[-1])
 
     def file(self, folder: Path, step: int, file: str = "model.bin") -> Path:
-        return place(DirectoryStore(folder), self.names[step - 1]) / file
+        return place(CheckpointStore(folder), self.names[step - 1]) / file
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_what_is_good_nowhere_is_lost_and_nothing_usable_answers_4(
 def test_a_run_that_lives_is_not_repaired(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     flip(run.file(run.far, 2), 50)
     code = (
-        "import sys\nfrom holdfast.stores.directory import DirectoryStore\n"
-        f"DirectoryStore({str(run.path)!r}).claim()\nprint('claimed', flush=True)\nsys.stdin.read()\n"
+        "import sys\nfrom holdfast.stores.store import CheckpointStore\n"
+        f"CheckpointStore({str(run.path)!r}).claim()\nprint('claimed', flush=True)\nsys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

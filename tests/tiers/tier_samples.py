@@ -12,7 +12,7 @@ from holdfast.checkpoints.find import look
 from holdfast.checkpoints.write import CheckpointDraft, Committed, write_checkpoint
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.stores.base import ImageSource, Store
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.testing.memory_image import MemoryImage
 
 CHUNK = 16 << 20
@@ -52,13 +52,13 @@ def copy_to(store: Store, other: Store, name: str) -> None:
     store.publish(name, other.manifest(name))
 
 
-def directory(path: Path, uuid: str = UUID) -> DirectoryStore:
-    store = DirectoryStore(path, uuid=uuid)
+def directory(path: Path, uuid: str = UUID) -> CheckpointStore:
+    store = CheckpointStore(path, uuid=uuid)
     store.claim()
     return store
 
 
-def place(store: DirectoryStore, name: str) -> Path:
+def place(store: CheckpointStore, name: str) -> Path:
     return Path(store.where) / "ckpt" / name
 
 

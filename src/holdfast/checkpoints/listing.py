@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.checkpoints.find import Found, committed
 from holdfast.errors import StoreNotFound
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def checkpoints(path: str | os.PathLike[str]) -> list[Checkpoint]:
     """Every committed checkpoint of the run at `path`, newest first."""
     if not Path(path).is_dir():
         raise StoreNotFound(f"there is no folder {os.fspath(path)}", hint="is this the path of a run?")
-    store = DirectoryStore(path)
+    store = CheckpointStore(path)
     return [_describe(found, Path(store.where)) for found in committed(store)]
 
 

@@ -28,7 +28,7 @@ from holdfast.format.sealed import seal_of
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
 from holdfast.stores.base import ImageSource
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.store import CheckpointStore
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class NodeSave:
     """This rank's part. `settles`: it commits for its node. `says` goes to rank 0 with the first vote, which
     answers everybody with `decide(name, what all said)`, a JSON object."""
 
-    store: NodeStore
+    store: CheckpointStore
     settles: bool
     says: Mapping[str, Any]
     decide: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]]
@@ -85,7 +85,7 @@ def _lead(
         told = mine.decide(name, [json.loads(each)["says"] for each in reports])
         ballot.open(listening, json.dumps(dict(told)).encode() + b"\n" + data)
         if mine.settles:
-            store.settle(name, data)
+            store.publish(name, data)
         ballot.vote(listening, b"", None)
         ballot.count(listening)
     except BaseException as error:
@@ -117,7 +117,7 @@ def _follow(
         # Rank 0 may itself wait as long for the slowest rank before it shows the manifest.
         told, _, data = ballot.open(voting, None, waits=2).partition(b"\n")
         if mine.settles:
-            store.settle(name, data)
+            store.publish(name, data)
     except BaseException as error:
         with contextlib.suppress(HoldfastError):
             ballot.vote(voting, None, words_of(error))

@@ -11,11 +11,11 @@ from holdfast.errors import NoValidCheckpoint, RestoreError, SetupError, StoreNo
 from holdfast.format.manifest import Manifest
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.stores.base import Store
-from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.identity import RECORD as IDENTITY
 from holdfast.stores.locations import is_bucket, open_store
-from holdfast.stores.objects import ObjectStore
 from holdfast.stores.os_errors import store_errors
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 
 NEWEST = "newest"
 # What contents/dcp.py calls DCP_KEY, which imports NumPy: `holdfast list` does without. A test compares them.
@@ -27,12 +27,12 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="the folder given to holdfast.Run, or a tier of it")
 
 
-def open_run(path: str) -> DirectoryStore | ObjectStore:
+def open_run(path: str) -> CheckpointStore:
     """The store of a run, in a folder or a bucket; StoreNotFound says what is there instead."""
     return _open_bucket(path) if is_bucket(path) else open_folder(path, "")
 
 
-def open_folder(path: str, what: str) -> DirectoryStore:
+def open_folder(path: str, what: str) -> CheckpointStore:
     """The run's own folder, where `what` is; a copy in a bucket has only checkpoints."""
     if is_bucket(path):
         raise SetupError(
@@ -43,7 +43,7 @@ def open_folder(path: str, what: str) -> DirectoryStore:
         return _open(Path(path), path)
 
 
-def _open_bucket(path: str) -> DirectoryStore | ObjectStore:
+def _open_bucket(path: str) -> CheckpointStore:
     store = open_store(path)
     try:
         _ = store.uuid
@@ -54,14 +54,14 @@ def _open_bucket(path: str) -> DirectoryStore | ObjectStore:
     return store
 
 
-def _open(folder: Path, path: str) -> DirectoryStore:
+def _open(folder: Path, path: str) -> CheckpointStore:
     if not folder.is_dir():
         raise StoreNotFound(f"there is no folder {path}", hint="give the path of a run")
     if not _is_run(folder):
         inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and _is_run(child))
         hint = f"it contains {plural(len(inside), 'run')}: {', '.join(inside[:5])}" if inside else None
         raise StoreNotFound(f"{path} is not the folder of a run", hint=hint or "give the path of a run")
-    return DirectoryStore(folder)
+    return CheckpointStore(folder)
 
 
 def _is_run(folder: Path) -> bool:

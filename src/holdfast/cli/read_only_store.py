@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from holdfast.errors import InternalError
 from holdfast.format.manifest import FileRecord
@@ -41,17 +41,30 @@ class ReadOnlyStore:
     def open(self, name: str, file: str) -> StoredFile:
         return self._store.open(name, file)
 
-    def leftovers(self) -> list[str]:
+    def held(self, name: str) -> Mapping[str, int]:
+        return self._store.held(name)
+
+    def damaged_records(self, name: str, right: bytes) -> list[str]:
+        return self._store.damaged_records(name, right)
+
+    def leftovers(self, *, before: str | None = None) -> list[str]:
         # Only the run's writer may judge which unfinished places are abandoned, and a reader is not one.
         return []
 
     def retire(self, name: str) -> None:
         raise self._refused()
 
+    def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
+        raise self._refused()
+
+    def release(self) -> None: ...
+
     def begin(self, name: str, need_bytes: int) -> None:
         raise self._refused()
 
-    def write(self, name: str, source: ImageSource) -> FileRecord:
+    def write(
+        self, name: str, source: ImageSource, *, expect: FileRecord | None = None, replace: bool = False
+    ) -> FileRecord:
         raise self._refused()
 
     def publish(self, name: str, manifest: bytes) -> None:

@@ -18,8 +18,9 @@ from holdfast.errors import SetupError, StoreError
 from holdfast.events import Event
 from holdfast.jobs.environment import WallDeadline
 from holdfast.jobs.slurm import SlurmJob, slurm_job
-from holdfast.stores.directory import CKPT, DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.forgotten_memory import forgotten
 from holdfast.tiers.memory_folder import MemoryFolder, default_root
 from holdfast.tiers.tier_list import recall_tiers
@@ -134,7 +135,7 @@ def gather(
 def _checkpoints(folder: Path, *, deep: bool) -> tuple[list[Found], list[Verdict], str | None]:
     if not folder.is_dir():
         return [], [], None
-    store = DirectoryStore(folder)
+    store = CheckpointStore(folder)
     try:
         found = committed(store)
     except StoreError as error:

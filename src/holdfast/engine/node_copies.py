@@ -23,8 +23,7 @@ from holdfast.ranks.line import SLICE_SECONDS, Line
 from holdfast.ranks.store import RankStore
 from holdfast.ranks.team import Team
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.objects import ObjectStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.copying import Copier, SourceLost
 from holdfast.tiers.flusher import Flusher, FlushTier, Share
 from holdfast.tiers.ladder import Ladder
@@ -32,7 +31,6 @@ from holdfast.tiers.lasting_choice import LastingChoice
 from holdfast.tiers.node_ranks import nodes_of_ranks
 from holdfast.tiers.opening import open_tier
 from holdfast.tiers.protect_members import files_dealt_to
-from holdfast.tiers.target import target_for
 from holdfast.tiers.words import Tier
 
 log = logging.getLogger("holdfast")
@@ -54,7 +52,7 @@ class NodeCopies:
     """The tiers behind the nodes' own. Every rank makes one; only ranks that act for a node copy."""
 
     def __init__(
-        self, nodes: Nodes, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
+        self, nodes: Nodes, home: CheckpointStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
         team: Team, limit: float,
     ) -> None:  # fmt: skip
         self._nodes = nodes
@@ -62,7 +60,7 @@ class NodeCopies:
         self._limit = limit
         self._clock = clock
         self._retention = retention
-        self._claimed: list[DirectoryStore | ObjectStore] = []
+        self._claimed: list[CheckpointStore] = []
         self._outer: dict[str, _Outer] = {}
         for tier in tiers:
             store = home if tier.kind == "home" else open_tier(tier, home.where, home.uuid)
@@ -72,17 +70,16 @@ class NodeCopies:
             choice = LastingChoice(retention_there if team.leads else None)
             self._outer[tier.location] = _Outer(tier, store, line, choice)
 
-    def _claim(self, tier: Tier, store: Store, home: DirectoryStore) -> None:
+    def _claim(self, tier: Tier, store: CheckpointStore, home: CheckpointStore) -> None:
         if store is home:
             return
         what, epoch = f"writer of {tier.location}", home.writer_epoch
-        if isinstance(store, DirectoryStore):
-            claim_together(store, self._team, self._limit, what=what, at_least=epoch)
-            self._claimed.append(store)
-        elif isinstance(store, ObjectStore):
+        if tier.kind == "objects":
             told_by_leader(self._team, what, self._limit, lambda: store.claim(at_least=epoch))
-            if self._team.leads:
-                self._claimed.append(store)
+        else:
+            claim_together(store, self._team, self._limit, what=what, at_least=epoch)
+        if tier.kind != "objects" or self._team.leads:
+            self._claimed.append(store)
 
     def __bool__(self) -> bool:
         return bool(self._outer)
@@ -104,7 +101,7 @@ class NodeCopies:
     def start(self, ladder: Ladder, emit: Emit, spare: Callable[[], Collection[str]]) -> None:
         leads = self._team.leads
         for outer in self._outer.values():
-            is_shared = isinstance(outer.store, DirectoryStore)
+            is_shared = outer.tier.kind != "objects"
             if not self._nodes.acts or not (is_shared or leads):
                 continue
             if leads:
@@ -117,7 +114,7 @@ class NodeCopies:
                 rate = max(rate // len(self._nodes.names), 1)
             outer.flusher = Flusher(
                 # Each that is told is copied: what is due when, rank 0 decides.
-                FlushTier(tier.location, target_for(outer.store), 1, rate, retention if leads else None),
+                FlushTier(tier.location, outer.store, 1, rate, retention if leads else None),
                 ladder,
                 emit=emit if leads else self._voter(outer),
                 clock=self._clock,

@@ -12,12 +12,11 @@ from typing import Any
 from holdfast.engine.together import told_by_leader
 from holdfast.errors import HoldfastError, SetupError
 from holdfast.ranks.team import Team
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
 from holdfast.stores.owner import this_process
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
 from holdfast.stores.shared_secret import agree_on_secret, read_secret
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.node_places import (
     failure_domain,
     logical_node,
@@ -43,23 +42,22 @@ class Nodes:
     of_rank: tuple[str, ...]
     # Whether this rank acts for its node: settles, protects, copies, removes.
     acts: bool
-    mine: NodeStore
-    stores: dict[str, NodeStore | RemoteStore]
+    mine: CheckpointStore
+    stores: dict[str, CheckpointStore | RemoteStore]
     # Left on this machine by nodes that the run no longer has; read, and emptied in time.
-    left: list[NodeStore]
+    left: list[CheckpointStore]
     server: NodeServer | None
     # What nodes share with others and die with: of the machines that they are on now.
     domains: Mapping[str, str] = field(default_factory=dict)
 
     def close(self) -> None:
         for store in self.stores.values():
-            if isinstance(store, RemoteStore):
-                store.close()
+            store.release()
         if self.server is not None:
             self.server.close()
 
 
-def meet(team: Team, tier: Tier, home: DirectoryStore, limit: float, environ: Mapping[str, str]) -> Nodes:
+def meet(team: Team, tier: Tier, home: CheckpointStore, limit: float, environ: Mapping[str, str]) -> Nodes:
     """Every rank calls it. Raises on all of them if one node cannot take part."""
     order = list(dict.fromkeys(team.nodes))
     acts = team.nodes.index(team.node) == team.rank
@@ -106,13 +104,13 @@ def _print_of(token: bytes) -> str:
 
 def _nodes(
     team: Team, tier: Tier, uuid: str, heard: list[dict[str, Any]], token: bytes,
-    server: NodeServer | None, mine: NodeStore,
+    server: NodeServer | None, mine: CheckpointStore,
 ) -> Nodes:  # fmt: skip
     of_rank = tuple(str(one["node"]) for one in heard)
     names = tuple(dict.fromkeys(of_rank))
     me = of_rank[team.rank]
-    stores: dict[str, NodeStore | RemoteStore] = {me: mine}
-    left: list[NodeStore] = []
+    stores: dict[str, CheckpointStore | RemoteStore] = {me: mine}
+    left: list[CheckpointStore] = []
     for one in (heard[team.rank], *heard):
         if "address" not in one:
             continue

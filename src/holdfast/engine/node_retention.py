@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 
 from holdfast.errors import InternalError, StoreError
 from holdfast.format.names import parse_checkpoint_name
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.store import CheckpointStore
 
 
-def tidy(stores: Sequence[NodeStore], known: Collection[str], keep: int, spare: Collection[str]) -> list[str]:
+def tidy(
+    stores: Sequence[CheckpointStore], known: Collection[str], keep: int, spare: Collection[str]
+) -> list[str]:
     """Remove what is older than the `keep` newest of `known` and not in `spare`; the names that went.
 
     `known` are checkpoints that every node committed, or that every rank has restored. Only they count: one

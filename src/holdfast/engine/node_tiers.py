@@ -32,7 +32,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import Emit
 from holdfast.format.manifest import Manifest
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.lasting_choice import LastingChoice
 from holdfast.tiers.named_tier import NamedTier
@@ -53,7 +53,7 @@ class NodeTiers:
     _choice: LastingChoice | None
 
     def __init__(
-        self, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
+        self, home: CheckpointStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
         together: Together, limit: float, environ: Mapping[str, str],
     ) -> None:  # fmt: skip
         self._together, self._team, self._limit = together, together.team, limit

@@ -11,7 +11,7 @@ from holdfast.engine.node_tiers import NodeTiers
 from holdfast.engine.tiers_of_run import Tiers, TiersOfRun, tiers_for
 from holdfast.engine.together import Together, told_by_leader
 from holdfast.errors import SetupError
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.node_places import node_tier
 from holdfast.tiers.tier_list import recall_tiers
 from holdfast.tiers.words import Tier, parse_tiers
@@ -20,7 +20,7 @@ log = logging.getLogger("holdfast")
 
 
 def open_tiers(
-    home: DirectoryStore, given: Sequence[str | Tier] | None, retention: Retention, clock: Clock,
+    home: CheckpointStore, given: Sequence[str | Tier] | None, retention: Retention, clock: Clock,
     together: Together | None, limit: float, environ: Mapping[str, str],
 ) -> Tiers | None:  # fmt: skip
     """None where the run has its own folder and nothing else."""

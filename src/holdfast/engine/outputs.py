@@ -32,7 +32,7 @@ from holdfast.engine.writers import Alone, Everybody, Writer
 from holdfast.errors import HoldfastError, InternalError, RestoreError, SaveError, SetupError, StoreError
 from holdfast.events import CheckpointRejected, Emit, OutputCommitted, Pruned, Warned
 from holdfast.format.manifest import utc_text
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.words import HOME, Tier
 
 log = logging.getLogger("holdfast")
@@ -43,7 +43,7 @@ class Outputs:
     """The outputs of an open run. Used by the training thread; `worker` writes."""
 
     def __init__(
-        self, home: DirectoryStore, clock: Clock, worker: Worker, emit: Emit, *, limit: float,
+        self, home: CheckpointStore, clock: Clock, worker: Worker, emit: Emit, *, limit: float,
         together: Together | None = None,
     ) -> None:  # fmt: skip
         self.limit = limit
@@ -60,7 +60,7 @@ class Outputs:
             os.path.join(self._folder, ".scratch"), uuid=home.uuid, epoch=home.writer_epoch,
             rank=self.rank or 0, sweeps=team is None or team.local_rank == 0,
         )  # fmt: skip
-        self._claimed: dict[str, DirectoryStore] = {}
+        self._claimed: dict[str, CheckpointStore] = {}
         self._tiers: dict[str, TiersOfRun] = {}
         self._ledgers: dict[str, Ledger] = {}
         self._begun: dict[tuple[str, int], int] = {}
@@ -136,11 +136,11 @@ class Outputs:
         handle.committed(str(committed.name))
         self._after_commit(name, store, committed, keep)
 
-    def _writer(self, store: DirectoryStore) -> Writer:
+    def _writer(self, store: CheckpointStore) -> Writer:
         together = self._together
         return Alone(store) if together is None else Everybody(store, together.team, together.ballot)
 
-    def _after_commit(self, name: str, store: DirectoryStore, committed: Committed, keep: Retention) -> None:
+    def _after_commit(self, name: str, store: CheckpointStore, committed: Committed, keep: Retention) -> None:
         """The successor is durable, so something older may go. An old generation too many hurts nobody."""
         if self._together is not None and not self._together.leads:
             return

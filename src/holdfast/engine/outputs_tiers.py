@@ -13,8 +13,8 @@ from dataclasses import replace
 from holdfast.engine.tier_words import say_fallback
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.locations import open_store
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.named_tier import NamedTier
 from holdfast.tiers.tier_list import recall_tiers
@@ -31,7 +31,7 @@ def outer_tiers(run: str, output: str) -> tuple[Tier, ...]:
 def copies_of(run: str, output: str, step: int | None) -> Ladder:
     """Every place that has or had copies, nearest first, to read."""
     listed = recall_tiers(run)
-    places: dict[str, Store] = {HOME: DirectoryStore(os.path.join(run, FOLDER, output))}
+    places: dict[str, Store] = {HOME: CheckpointStore(os.path.join(run, FOLDER, output))}
     for tier in (*listed.now, *listed.former):
         if _lasts(tier):
             inside = _inside(tier, output)

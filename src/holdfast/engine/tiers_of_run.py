@@ -17,8 +17,7 @@ from holdfast.events import Emit
 from holdfast.format.manifest import Manifest
 from holdfast.jobs.heartbeat import VARIABLE as HEARTBEAT
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.objects import ObjectStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.drain import Drain
 from holdfast.tiers.flusher import FlushTier
 from holdfast.tiers.forgotten_memory import give_back_what_lasts
@@ -26,7 +25,6 @@ from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.named_tier import NamedTier
 from holdfast.tiers.opening import open_tier, readable_tiers
-from holdfast.tiers.target import target_for
 from holdfast.tiers.tier_list import TierList, recall_tiers, remember_tiers
 from holdfast.tiers.words import Tier, parse_tiers
 
@@ -70,7 +68,7 @@ class TiersOfRun:
     mending = None
 
     def __init__(
-        self, home: DirectoryStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
+        self, home: CheckpointStore, tiers: Sequence[Tier], retention: Retention, clock: Clock,
         *, leads: bool = True,
     ) -> None:  # fmt: skip
         _refuse_what_one_process_cannot(tiers)
@@ -80,7 +78,7 @@ class TiersOfRun:
         self._clock = clock
         self._retention = retention
         self.retention: Retention | None = retention
-        self._claimed: list[DirectoryStore | ObjectStore] = []
+        self._claimed: list[CheckpointStore] = []
         self._outer: list[tuple[Tier, Store]] = []
         self._drain: Drain | None = None
         self._ladder: Ladder | None = None
@@ -102,8 +100,8 @@ class TiersOfRun:
                     log.info("holdfast: the memory of a run that ended is given back: %s", path)
                 self.memory = self._claim_memory()
                 continue
-            store: Store = home if tier.kind == "home" else open_tier(tier, home.where, uuid)
-            if self._leads and isinstance(store, (DirectoryStore, ObjectStore)) and store is not home:
+            store = home if tier.kind == "home" else open_tier(tier, home.where, uuid)
+            if self._leads and store is not home:
                 store.claim(at_least=home.writer_epoch)
                 self._claimed.append(store)
             if first is None and tier.flush_every is None:
@@ -160,7 +158,7 @@ class TiersOfRun:
         targets = [
             FlushTier(
                 tier.location,
-                target_for(store),
+                store,
                 every=tier.flush_every,
                 bytes_per_second=tier.bytes_per_second,
                 retention=parse_keep(tier.keep) if tier.keep is not None else self._retention,

@@ -13,8 +13,8 @@ from holdfast.policy.observation import Decision
 from holdfast.ranks.agreement import Agreed, Agreement
 from holdfast.ranks.ballot import Ballot
 from holdfast.ranks.team import Team
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.owner import launch_of
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.lost_home import Known, known_elsewhere
 from holdfast.tiers.words import Tier
 
@@ -93,14 +93,14 @@ def told_by_leader(team: Team, what: str, limit: float, work: Callable[[], Any])
 
 def claim_known(
     folder: str, tiers: Sequence[Tier], clock: Clock, team: Team | None, limit: float
-) -> DirectoryStore:
+) -> CheckpointStore:
     """A folder of this run, claimed: made again as the same run if it was lost and a tier knows it."""
     if team is None:
         known = known_elsewhere(folder, tiers)
     else:
         # Rank 0 looks; what it cannot reach, everybody hears at once.
         known = Known(**told_by_leader(team, "known", limit, lambda: vars(known_elsewhere(folder, tiers))))
-    store = DirectoryStore(folder, clock=clock, uuid=known.uuid)
+    store = CheckpointStore(folder, clock=clock, uuid=known.uuid)
     if team is None:
         store.claim(at_least=known.at_least)
     else:
@@ -109,7 +109,7 @@ def claim_known(
 
 
 def claim_together(
-    store: DirectoryStore, team: Team, limit: float, *, what: str = "writer", at_least: int = 1
+    store: CheckpointStore, team: Team, limit: float, *, what: str = "writer", at_least: int = 1
 ) -> None:
     """Rank 0 becomes the writer of a folder that all ranks share, the others write for it."""
     launch = launch_of(os.environ)

@@ -27,7 +27,7 @@ from holdfast.engine.torch_restorer import (
 from holdfast.engine.torch_sharded_load import load_sharded
 from holdfast.errors import RestoreError, SetupError, StoreNotFound
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def restore(path: str | os.PathLike[str], into: Mapping[str, Any], step: int | None = None) -> Resumed:
@@ -121,7 +121,7 @@ def _place() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def _open(path: str | os.PathLike[str]) -> DirectoryStore:
+def _open(path: str | os.PathLike[str]) -> CheckpointStore:
     if not Path(path).is_dir():
         raise StoreNotFound(f"there is no folder {os.fspath(path)}", hint="is this the path of a run?")
-    return DirectoryStore(path)
+    return CheckpointStore(path)

@@ -22,11 +22,11 @@ from holdfast.errors import NoValidCheckpoint
 from holdfast.events import CheckpointRejected, Emit, Event, Restored
 from holdfast.format.manifest import Parent
 from holdfast.policy.debt import DebtPolicy
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 
 def resume(
-    store: DirectoryStore,
+    store: CheckpointStore,
     tracked: Sequence[Tracked],
     state: RunState,
     policy: DebtPolicy,

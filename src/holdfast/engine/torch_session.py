@@ -59,8 +59,8 @@ from holdfast.jobs.heartbeat import HeartbeatWriter
 from holdfast.policy.debt import DebtPolicy
 from holdfast.policy.observation import Decision, Observation
 from holdfast.staging.torch_fence import Fence
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
+from holdfast.stores.store import CheckpointStore
 
 log = logging.getLogger("holdfast")
 # How long a run that is done may go on reading back what it saved last.
@@ -73,7 +73,7 @@ _TORN = Decision(True, "the last snapshot was torn; taken again, all at once")
 class Session:
     def __init__(
         self,
-        store: DirectoryStore,
+        store: CheckpointStore,
         tracked: list[Tracked],
         state: RunState,
         policy: DebtPolicy,

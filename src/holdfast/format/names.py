@@ -6,12 +6,18 @@ A name that does not parse exactly is somebody else's, and is never opened, neve
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.errors import InternalError
 
 MAX_WRITER_EPOCH = 10**8 - 1
 MAX_STEP = 10**12 - 1
+# The commit record, its second copy, the one that is about to be it, and what is left of a retired one.
+MANIFEST, SECOND, PART, DEAD = "MANIFEST", "MANIFEST.2", "MANIFEST.part", "MANIFEST.dead"
+RECORDS = frozenset({MANIFEST, SECOND, PART, DEAD})
+# A file of a committed checkpoint that is being written: see stores/parts.py.
+PART_FILE = "part-"
 # re.ASCII and fullmatch on purpose: \d accepts other scripts' digits and "$" accepts a trailing newline.
 _CHECKPOINT = re.compile(r"e([0-9]{8})-s([0-9]{12})-([0-9a-f]{8})", re.ASCII)
 _NONCE = re.compile(r"[0-9a-f]{8}", re.ASCII)
@@ -67,3 +73,13 @@ def of_rank(file: str, rank: int) -> str:
 def is_of_rank(file: str, rank: int) -> bool:
     """Whether `of_rank` made this name."""
     return file.rpartition(".")[0].endswith(f"-r{rank:05d}")
+
+
+def is_held_name(file: str) -> bool:
+    """Whether `file` may be asked for: a data file, and not one that is still being written."""
+    return is_file_name(file) and not file.startswith(PART_FILE)
+
+
+def is_committed(inside: Collection[str]) -> bool:
+    """Whether these names, all that one checkpoint has, make it a committed one."""
+    return MANIFEST in inside and DEAD not in inside

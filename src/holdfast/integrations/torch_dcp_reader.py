@@ -36,7 +36,7 @@ from holdfast.format.tree import inflate
 from holdfast.integrations.checkpoint_ids import step_in
 from holdfast.integrations.torch_dcp_metadata import ObjectPlace, TensorPlace, decode_metadata
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 log = logging.getLogger("holdfast")
 Spans = Mapping[str, Mapping[str, tuple[int, int]]]
@@ -57,7 +57,7 @@ class HoldfastReader(StorageReader):
         self.step = step
         self.bytes_read = 0
         self._threads = threads
-        self._store = DirectoryStore(self.path)
+        self._store = CheckpointStore(self.path)
         self._found: Found | None = None
         self._places: dict[Any, TensorPlace | ObjectPlace] = {}
 

@@ -31,7 +31,7 @@ from holdfast.integrations.torch_dcp_items import RankImage, Written, stored_byt
 from holdfast.integrations.torch_dcp_metadata import encode_metadata
 from holdfast.integrations.writer_seats import Seat, leave_seat, seat_epoch, take_seat
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 
 log = logging.getLogger("holdfast")
 
@@ -185,11 +185,11 @@ class HoldfastWriter(StorageWriter):
             raise InternalError("DCP asked for a commit in a process that does not coordinate")
         return seat
 
-    def _store(self, told: Assignment) -> DirectoryStore:
+    def _store(self, told: Assignment) -> CheckpointStore:
         seat: Seat | None = self._now.seat
         if seat is not None:
             return seat.store
-        store = DirectoryStore(self.path)
+        store = CheckpointStore(self.path)
         try:
             store.join(told.epoch)
             if store.uuid == told.store:

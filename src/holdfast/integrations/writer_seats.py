@@ -16,17 +16,15 @@ from holdfast.checkpoints.retain import Ledger
 from holdfast.errors import HoldfastError, RunInUse
 from holdfast.format.manifest import Parent
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
-from holdfast.stores import claims
-from holdfast.stores.directory import WRITERS, DirectoryStore
 from holdfast.stores.owner import is_alive, this_process
-from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 
 
 @dataclass
 class Seat:
     """This process's right to write one folder, and what it remembers of its saves there."""
 
-    store: DirectoryStore
+    store: CheckpointStore
     epoch: int
     ledger: Ledger = field(default_factory=Ledger)
     parent: Parent | None = None
@@ -70,7 +68,7 @@ def take_seat(path: str, known_epoch: int | None, *, take_over: bool = False) ->
         seat = _seats.get(path)
         if seat is not None and seat.pid == os.getpid() and seat.epoch >= (known_epoch or 0):
             return seat
-        store = DirectoryStore(path)
+        store = CheckpointStore(path)
         epoch = known_epoch or _claim(store, take_over=take_over)
         if known_epoch:
             store.join(epoch)
@@ -95,31 +93,24 @@ def leave_seat(path: str) -> None:
         seat.store.release()
 
 
-def _claim(store: DirectoryStore, *, take_over: bool) -> int:
+def _claim(store: CheckpointStore, *, take_over: bool) -> int:
     try:
-        epoch = store.claim(take_over=take_over)
+        return store.claim(take_over=take_over)
     except RunInUse:
         # A process that a framework started to save for this one is no rival.
-        child_epoch = _epoch_of_a_child(store.where)
+        child_epoch = _epoch_of_a_child(store)
         if child_epoch is None:
             raise
         store.join(child_epoch)
         return child_epoch
-    _sweep(store)
-    return epoch
 
 
-def _epoch_of_a_child(path: str) -> int | None:
+def _epoch_of_a_child(store: CheckpointStore) -> int | None:
     """The newest writer epoch of the folder, if a living child of this process holds it."""
-    io = PosixIO()
+    newest = max(store.claims(), key=lambda claim: claim.epoch, default=None)
+    if newest is None or newest.owner is None or not is_alive(newest.owner, this_process("")):
+        return None
     try:
-        writers = io.open_root(os.path.join(path, WRITERS), create=False)
-        try:
-            newest = claims.read_claim(io, writers, claims.claimed_epochs(io, writers)[-1])
-        finally:
-            io.close(writers)
-        if newest.owner is None or not is_alive(newest.owner, this_process("")):
-            return None
         with open(f"/proc/{newest.owner.pid}/stat") as file:
             # The command name stands in parentheses and may hold anything; state and parent follow.
             parent = int(file.read().rpartition(")")[2].split()[1])
@@ -128,18 +119,11 @@ def _epoch_of_a_child(path: str) -> int | None:
     return newest.epoch if parent == os.getpid() else None
 
 
-def _sweep(store: DirectoryStore) -> None:
-    # A leftover too many hurts nobody; it must not cost the save.
-    with contextlib.suppress(HoldfastError):
-        for name in store.leftovers():
-            store.abandon(name)
-
-
-def _newest(store: DirectoryStore) -> Parent | None:
+def _newest(store: CheckpointStore) -> Parent | None:
     newest = max(_names(store), default=None)
     found: Found | None = look(store, newest) if newest else None
     return found.as_parent if found else None
 
 
-def _names(store: DirectoryStore) -> list[CheckpointName]:
+def _names(store: CheckpointStore) -> list[CheckpointName]:
     return [name for text in store.names() if (name := parse_checkpoint_name(text))]

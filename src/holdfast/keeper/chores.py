@@ -17,7 +17,7 @@ from holdfast.keeper.node_caches import (
     node_caches,
 )
 from holdfast.keeper.world import Card
-from holdfast.stores.node_side import NodeSide
+from holdfast.stores.base import Store
 from holdfast.stores.remote import RemoteStore
 from holdfast.stores.serve import NodeServer
 
@@ -105,7 +105,7 @@ class Chores:
             tuple(map(str, chore["files"])),
         )  # fmt: skip
         with contextlib.ExitStack() as opened:
-            stores: dict[str, NodeSide] = {}
+            stores: dict[str, Store] = {}
             near = node_caches(part.run)
             for keeper, host, port, node in chore["sources"]:
                 label = f"{node} on {host}"

@@ -18,9 +18,9 @@ from holdfast.format.sealed import seal_of
 from holdfast.keeper.flush_part import share_out
 from holdfast.keeper.node_caches import has_node_caches
 from holdfast.keeper.roster import Gone, Said
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_side import NodeSide
+from holdfast.stores.base import Store
 from holdfast.stores.remote import RemoteStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.checked_files import CheckedFiles
 from holdfast.tiers.opening import readable_tiers
 
@@ -86,7 +86,7 @@ class _Flush:
             return max((n for t in tiers if t.must_answer for n in t.store.names()), default="")
         except HoldfastError:
             # A bucket that does not answer: then at worst something is copied that it has already.
-            return max(DirectoryStore(self._run).names(), default="")
+            return max(CheckpointStore(self._run).names(), default="")
 
     def _from_those_left(self, here: str) -> _Outcome:
         with self._sources() as stores:
@@ -127,7 +127,7 @@ class _Flush:
         manifest = next(m for m in (_manifest(store, name) for store in stores.values()) if m is not None)
         same = {source: store for source, store in stores.items() if _manifest(store, name) == manifest}
         parsed = parse_manifest(manifest)
-        with DirectoryStore(self._run) as target:
+        with CheckpointStore(self._run) as target:
             # Those who might still write are dead, or lost and fenced off by this.
             epoch = target.claim(take_over=True)
             with contextlib.suppress(StoreNotFound):
@@ -149,7 +149,7 @@ class _Flush:
     def _write(
         self, name: str, parsed: Manifest, manifest: bytes, stores: dict[Source, RemoteStore], epoch: int
     ) -> None:
-        by_label: dict[str, NodeSide] = {source.label: store for source, store in stores.items()}
+        by_label: dict[str, Store] = {source.label: store for source, store in stores.items()}
         keeper_of = {source.label: source.keeper for source in stores}
         with CheckedFiles(name, by_label) as files:
             files.know(parsed.files)

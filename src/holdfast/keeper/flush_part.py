@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from holdfast.errors import CorruptCheckpoint, HoldfastError, RestoreError
 from holdfast.format.manifest import parse_manifest
 from holdfast.format.sealed import seal_of
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_side import NodeSide
+from holdfast.stores.base import Store
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.checked_files import CheckedFiles
 from holdfast.tiers.rebuild import MendedFile, ParityOfCheckpoint
 
@@ -31,7 +31,7 @@ class Part:
     files: tuple[str, ...]
 
 
-def manifest_with(seal: str, name: str, stores: Mapping[str, NodeSide]) -> bytes:
+def manifest_with(seal: str, name: str, stores: Mapping[str, Store]) -> bytes:
     """From whichever node has exactly this one."""
     for store in stores.values():
         # A node that cannot answer is passed over: another can.
@@ -42,14 +42,14 @@ def manifest_with(seal: str, name: str, stores: Mapping[str, NodeSide]) -> bytes
     raise RestoreError(f"no node has the manifest of {name} any more")
 
 
-def write_part(part: Part, stores: Mapping[str, NodeSide], cancel: threading.Event) -> int:
+def write_part(part: Part, stores: Mapping[str, Store], cancel: threading.Event) -> int:
     """Bytes written. RestoreError where too little is left of a file."""
     manifest = manifest_with(part.seal, part.name, stores)
     wanted = [record for record in parse_manifest(manifest).files if record.name in part.files]
     if len(wanted) != len(part.files):
         raise RestoreError(f"{part.name} does not have all the files that were asked for")
     written = 0
-    with DirectoryStore(part.run) as target, CheckedFiles(part.name, stores, cancel=cancel) as files:
+    with CheckpointStore(part.run) as target, CheckedFiles(part.name, stores, cancel=cancel) as files:
         target.join(part.epoch)
         files.know(parse_manifest(manifest).files)
         parity = ParityOfCheckpoint(files, part.seal)

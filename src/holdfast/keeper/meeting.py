@@ -20,13 +20,13 @@ from holdfast.errors import CorruptCheckpoint, StoreNotFound
 from holdfast.format.sealed import canonical_json, seal, unseal
 from holdfast.keeper.world import Card, World
 from holdfast.stores.durable_write import write_small
-from holdfast.stores.folders import Folders
+from holdfast.stores.folder_records import Folders
 from holdfast.stores.io import StoreIO
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.ownership import make_private
 from holdfast.stores.posix import PosixIO
 from holdfast.stores.shared_secret import agree_on_secret
-from holdfast.stores.small_read import read_small
+from holdfast.stores.stored_file import read_small
 
 TOKEN, KEEPERS, WORLDS = "token", "keepers", "worlds"
 _MAX_BYTES = 1 << 20

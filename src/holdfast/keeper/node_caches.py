@@ -7,9 +7,8 @@ import os
 import shutil
 
 from holdfast.errors import HoldfastError, StoreNotFound
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.node_store import NodeStore
 from holdfast.stores.os_errors import store_errors
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.node_places import node_folder, nodes_here, open_node_store
 from holdfast.tiers.protect_record import is_record_name
 from holdfast.tiers.tier_list import recall_tiers
@@ -20,10 +19,10 @@ def has_node_caches(run: str) -> bool:
     return bool(_local_tiers(run))
 
 
-def node_caches(run: str) -> dict[str, NodeStore]:
+def node_caches(run: str) -> dict[str, CheckpointStore]:
     """By logical node. A machine may hold more than one: it was another node once, in this job or before."""
-    uuid = DirectoryStore(run).uuid
-    found: dict[str, NodeStore] = {}
+    uuid = CheckpointStore(run).uuid
+    found: dict[str, CheckpointStore] = {}
     for tier in _local_tiers(run):
         for node in nodes_here(tier, uuid):
             found.setdefault(node, open_node_store(tier, uuid, node))
@@ -52,7 +51,7 @@ def is_protected_here(run: str, name: str) -> bool:
 
 def give_memory_back(run: str) -> None:
     """Nobody will restart here: gigabytes left in a node's memory would hurt the next job."""
-    uuid = DirectoryStore(run).uuid
+    uuid = CheckpointStore(run).uuid
     for tier in _local_tiers(run):
         if tier.kind == "memory":
             for node in nodes_here(tier, uuid):

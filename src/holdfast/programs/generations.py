@@ -23,7 +23,8 @@ from holdfast.errors import NoValidCheckpoint, SaveError, StoreError, TornSnapsh
 from holdfast.events import CheckpointRejected, Emit, Pruned, SaveCommitted, Warned
 from holdfast.format.manifest import FileRecord, utc_text
 from holdfast.stores.base import Store
-from holdfast.stores.directory import CKPT, DirectoryStore
+from holdfast.stores.place import CKPT
+from holdfast.stores.store import CheckpointStore
 
 # ---- One committed set of a program's files, as its manifest describes it.
 
@@ -81,7 +82,7 @@ class Generations:
 
     def __init__(
         self,
-        store: DirectoryStore,
+        store: CheckpointStore,
         clock: Clock,
         emit: Emit,
         retention: Retention,

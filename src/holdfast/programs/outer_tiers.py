@@ -14,7 +14,7 @@ from holdfast.clock import Clock
 from holdfast.engine.tiers_of_run import TiersOfRun
 from holdfast.errors import SetupError
 from holdfast.jobs.exit_codes import INTERRUPTED, PLEASE_RUN_AGAIN
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.lost_home import known_elsewhere
 from holdfast.tiers.tier_list import TierList, recall_tiers
 from holdfast.tiers.words import HOME, Tier, parse_tiers
@@ -45,16 +45,16 @@ def _from_anywhere(tier: Tier) -> Tier:
     return replace(tier, location=os.path.abspath(tier.location))
 
 
-def claim_home(folder: str, outer: Sequence[Tier], clock: Clock) -> DirectoryStore:
+def claim_home(folder: str, outer: Sequence[Tier], clock: Clock) -> CheckpointStore:
     """The run's own folder, claimed. One that was lost is made again as the same run, if a tier knows it."""
     known = known_elsewhere(folder, outer)
-    home = DirectoryStore(folder, clock=clock, uuid=known.uuid)
+    home = CheckpointStore(folder, clock=clock, uuid=known.uuid)
     home.claim(at_least=known.at_least)
     return home
 
 
 def open_tiers(
-    home: DirectoryStore, outer: Sequence[Tier], retention: Retention, clock: Clock
+    home: CheckpointStore, outer: Sequence[Tier], retention: Retention, clock: Clock
 ) -> TiersOfRun | None:
     """None where there is, and was, nothing but the run's own folder."""
     if not outer and recall_tiers(home.where) == TierList():

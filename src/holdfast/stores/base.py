@@ -6,12 +6,18 @@ Everything in it is written once: no verb overwrites, none reuses a name, only `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.errors import StoreError
 from holdfast.format.manifest import FileRecord
 
 PAGE = 4096
+
+
+class KeyTaken(StoreError):
+    """There is something under this name already, and names are never reused."""
 
 
 class ImageSource(Protocol):
@@ -54,7 +60,6 @@ class StoreProperties:
     survives_process: bool
     survives_node: bool
     survives_job: bool
-    exclusive_create: bool
     # A fire, a flood, a file system that is lost as a whole.
     survives_site: bool = False
 
@@ -68,6 +73,11 @@ class StoreProperties:
             "site": self.survives_site,
         }
         return tuple(what for what, does in lasting.items() if does)
+
+
+SHARED_DISK = StoreProperties(survives_process=True, survives_node=True, survives_job=True)
+NODE_DISK = StoreProperties(survives_process=True, survives_node=False, survives_job=False)
+BUCKET = StoreProperties(survives_process=True, survives_node=True, survives_job=True, survives_site=True)
 
 
 class Store(Protocol):
@@ -84,16 +94,30 @@ class Store(Protocol):
         """Which store this is, as its manifests carry it. Copies of one run share it."""
         ...
 
+    def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
+        """Become the writer; RunInUse while another process is, unless it is taken over. The writer epoch, no
+        lower than `at_least`; 0 where there are none."""
+        ...
+
+    def release(self) -> None: ...
+
     def begin(self, name: str, need_bytes: int) -> None:
         """Make the place of a new checkpoint. Raises StoreFull before anything is written."""
         ...
 
-    def write(self, name: str, source: ImageSource) -> FileRecord:
-        """Write one file durably, digesting it on the way."""
+    def write(
+        self, name: str, source: ImageSource, *, expect: FileRecord | None = None, replace: bool = False
+    ) -> FileRecord:
+        """Write one file durably, digesting it on the way.
+
+        With `expect` it gets its name only when its digests are those (CorruptCheckpoint), and nothing need
+        have been begun: a copy is made file by file, a later process goes on with it, and a file may be added
+        to what is committed. `replace` puts it in the place of a damaged one, which goes only then."""
         ...
 
     def publish(self, name: str, manifest: bytes) -> None:
-        """The commit point: durable when this returns, invisible if it never does."""
+        """The commit point: durable when this returns, invisible if it never does. Where the checkpoint is
+        committed with this manifest, damaged copies of it are written again."""
         ...
 
     def abandon(self, name: str) -> None:
@@ -108,10 +132,20 @@ class Store(Protocol):
         """The commit record, its own digest checked; CorruptCheckpoint or StoreNotFound otherwise."""
         ...
 
+    def damaged_records(self, name: str, right: bytes) -> list[str]:
+        """What is wrong with the copies of the commit record that `right` is, in words."""
+        ...
+
     def open(self, name: str, file: str) -> StoredFile: ...
 
-    def leftovers(self) -> list[str]:
-        """Places begun and never published whose writer cannot come back; safe to `abandon`."""
+    def held(self, name: str) -> Mapping[str, int]:
+        """The files that are here, with their sizes, whether the manifest lists them or not. StoreNotFound if
+        there is nothing of this checkpoint."""
+        ...
+
+    def leftovers(self, *, before: str | None = None) -> list[str]:
+        """Places begun and never published whose writer cannot come back; safe to `abandon`. With `before`,
+        also copies of older checkpoints that could still be finished."""
         ...
 
     def retire(self, name: str) -> None:

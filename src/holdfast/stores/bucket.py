@@ -6,12 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.errors import StoreError
-
-
-class KeyTaken(StoreError):
-    """The conditional create found something under that key."""
-
 
 @dataclass(frozen=True)
 class ObjectState:

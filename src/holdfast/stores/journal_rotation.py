@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from holdfast.stores.durable_write import write_small
 from holdfast.stores.io import StoreIO
-from holdfast.stores.small_read import open_written
+from holdfast.stores.stored_file import open_written
 
 FILE, OLD, TURNING = "events.jsonl", "events.old.jsonl", "events.turning.jsonl"
 # A month of a save every few seconds writes some hundred megabytes in all; of them at most this much is kept.

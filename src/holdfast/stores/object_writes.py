@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from holdfast.errors import CorruptCheckpoint, StoreNotFound, StoreUnavailable
 from holdfast.format.checksum import ALGORITHM, CHUNK_BYTES, chunk_count, chunk_span, digest
 from holdfast.format.manifest import FileRecord
-from holdfast.stores.base import PAGE, ImageSource
-from holdfast.stores.bucket import Bucket, KeyTaken
+from holdfast.stores.base import PAGE, ImageSource, KeyTaken
+from holdfast.stores.bucket import Bucket
 from holdfast.stores.patience import Patience
 
 # S3 takes 10,000 parts, Azure 50,000 blocks.
@@ -70,9 +70,18 @@ def read_small(bucket: Bucket, key: str, limit: int) -> bytes:
     return bytes(data)
 
 
-def upload_image(bucket: Bucket, key: str, source: ImageSource, patience: Patience) -> FileRecord:
-    """Send `source` in parts, digesting each chunk as it leaves. Whole and visible when this returns."""
-    if bucket.look(key) is not None:
+def upload_image(
+    bucket: Bucket,
+    key: str,
+    source: ImageSource,
+    patience: Patience,
+    *,
+    expect: FileRecord | None = None,
+    replace: bool = False,
+) -> FileRecord:
+    """Send `source` in parts, digesting each chunk as it leaves. Whole and visible when this returns; nothing
+    is visible if a chunk is not what `expect` says."""
+    if not replace and bucket.look(key) is not None:
         raise KeyTaken(
             f"{key} in {bucket.where} exists",
             hint="names are never reused: another process may be writing here",
@@ -83,10 +92,10 @@ def upload_image(bucket: Bucket, key: str, source: ImageSource, patience: Patien
     patience = patience if source.concurrent else patience.once()
     for attempt in patience.tries():
         try:
-            bucket.upload(key, _pieces(source, digests), size=size, part_bytes=part_bytes(size))
+            bucket.upload(key, _pieces(source, digests, expect), size=size, part_bytes=part_bytes(size))
         except (StoreUnavailable, StoreNotFound) as error:
             # "No such upload" is how a repeated completion is answered when the first one had succeeded.
-            if _has_size(bucket, key, size):
+            if not replace and _has_size(bucket, key, size):
                 break
             if attempt + 1 == patience.attempts:
                 raise StoreUnavailable(error.message, hint=error.hint) from error
@@ -94,7 +103,8 @@ def upload_image(bucket: Bucket, key: str, source: ImageSource, patience: Patien
             break
     if not _has_size(bucket, key, size):
         raise StoreUnavailable(f"{key} in {bucket.where} does not have its {size} bytes after it was sent")
-    return FileRecord(source.name, size, "", ALGORITHM, CHUNK_BYTES, tuple(digests))
+    role = expect.role if expect is not None else ""
+    return FileRecord(source.name, size, role, ALGORITHM, CHUNK_BYTES, tuple(digests))
 
 
 def part_bytes(size: int) -> int:
@@ -102,13 +112,20 @@ def part_bytes(size: int) -> int:
     return CHUNK_BYTES * max(1, -(-size // (CHUNK_BYTES * _MOST_PARTS)))
 
 
-def _pieces(source: ImageSource, digests: list[str]) -> Iterator[memoryview | bytes]:
+def _pieces(
+    source: ImageSource, digests: list[str], expect: FileRecord | None
+) -> Iterator[memoryview | bytes]:
+    wanted = None if expect is None else (expect.size, len(expect.digests))
+    if wanted not in (None, (source.size, len(digests))):
+        raise CorruptCheckpoint(f"{source.name} has {source.size} bytes, and not what its manifest says")
     for index in range(len(digests)):
         start, stop = chunk_span(index, source.size)
         view = source.view(start, -(-stop // PAGE) * PAGE)[: stop - start]
         # The next view may reuse the memory of a source that is not concurrent; parts are sent meanwhile.
         piece = view if source.concurrent else bytes(view)
         digests[index] = digest(piece)
+        if expect is not None and digests[index] != expect.digests[index]:
+            raise CorruptCheckpoint(f"{source.name} comes with other bytes than its manifest says")
         yield piece
 
 

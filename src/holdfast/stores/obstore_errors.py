@@ -7,7 +7,7 @@ import re
 from obstore import exceptions
 
 from holdfast.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnavailable
-from holdfast.stores.bucket import KeyTaken
+from holdfast.stores.base import KeyTaken
 
 NOT_PARTIAL = "non-partial response"
 _REGION = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraint", "BareRedirect")

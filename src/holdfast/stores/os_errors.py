@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnavailable
+from holdfast.stores.base import KeyTaken
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -23,7 +24,7 @@ def store_error(error: OSError, doing: str, where: str) -> StoreError:
     if error.errno in _MISSING:
         return StoreNotFound(text, hint="check that the path exists and that its file system is mounted")
     if error.errno == errno.EEXIST:
-        return StoreError(text, hint="names are never reused: another process may be writing here")
+        return KeyTaken(text, hint="names are never reused: another process may be writing here")
     if error.errno == errno.ELOOP:
         return StoreDenied(text, hint="only regular files are read: remove the link, pipe or device there")
     return StoreUnavailable(

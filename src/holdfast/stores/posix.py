@@ -162,6 +162,9 @@ class PosixIO:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
 
+    def replace(self, parent: int, old: str, new: str) -> None:
+        os.replace(old, new, src_dir_fd=parent, dst_dir_fd=parent)
+
     def unlink(self, parent: int, name: str) -> None:
         os.unlink(name, dir_fd=parent)
 

@@ -24,7 +24,7 @@ Take = Callable[[Channel, dict[str, Any]], Answer]
 
 
 class RemoteStore:
-    """Satisfies Store and NodeSide. What it cannot do from afar is retire: each node retires its own.
+    """Satisfies Store. What it cannot do from afar is retire: each node retires its own.
 
     Calls may come from several threads; each has a connection to itself. A connection that breaks is replaced
     once within a call, because the other node may have closed it for being idle.
@@ -74,7 +74,7 @@ class RemoteStore:
     @property
     def properties(self) -> StoreProperties:
         said = self._description().get("properties")
-        names = ("survives_process", "survives_node", "survives_job", "exclusive_create", "survives_site")
+        names = ("survives_process", "survives_node", "survives_job", "survives_site")
         if not isinstance(said, dict) or set(said) != set(names):
             raise StoreError(f"{self.where} does not describe itself as a store does")
         return StoreProperties(*(said[name] is True for name in names))
@@ -116,7 +116,7 @@ class RemoteStore:
 
     # ---- adding
 
-    def put(
+    def write(
         self, name: str, source: ImageSource, *, expect: FileRecord | None = None, replace: bool = False
     ) -> FileRecord:
         digests = json.dumps(expect.digests).encode() if expect is not None else b""
@@ -149,7 +149,7 @@ class RemoteStore:
             raise CorruptCheckpoint(f"{self.where} has written other bytes of {source.name} than it was sent")
         return record
 
-    def settle(self, name: str, manifest: bytes) -> None:
+    def publish(self, name: str, manifest: bytes) -> None:
         self._ask(
             {"verb": "settle", "name": name},
             lambda _, answer: None,
@@ -157,20 +157,25 @@ class RemoteStore:
             send=lambda channel: channel.send_body(manifest),
         )
 
+    def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
+        """Nothing to claim: a node's store takes whatever its manifests list."""
+        return 0
+
+    def release(self) -> None:
+        self.close()
+
     def begin(self, name: str, need_bytes: int) -> None:
         if name in self.names():
             raise StoreError(f"{name} is in {self.where} already", hint="names are never reused")
 
-    def write(self, name: str, source: ImageSource) -> FileRecord:
-        return self.put(name, source)
-
-    def publish(self, name: str, manifest: bytes) -> None:
-        self.settle(name, manifest)
-
     def abandon(self, name: str) -> None:
         """Nothing from here: an unfinished place is swept by its own node."""
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self, *, before: str | None = None) -> list[str]:
+        return []
+
+    def damaged_records(self, name: str, right: bytes) -> list[str]:
+        """Not to be seen from here: its own node looks after both."""
         return []
 
     def retire(self, name: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, StoreError
-from holdfast.stores.base import Store
 from holdfast.stores.listener import Listener
 from holdfast.stores.serve_verbs import Verbs
+from holdfast.stores.store import CheckpointStore
 from holdfast.stores.wire import SLOWEST_BYTES_PER_SECOND, Channel
 from holdfast.stores.wire_errors import error_out
 from holdfast.stores.wire_handshake import PURPOSE_STORE, admit, require_token, turn_away
@@ -26,14 +26,14 @@ _HANDSHAKE_SECONDS = 5.0
 class NodeServer:
     """Serves until closed.
 
-    >>> server = NodeServer({"local": NodeStore("/local/nvme/run")}, token, host="10.0.0.7")
+    >>> server = NodeServer({"local": node_store("/local/nvme/run")}, token, host="10.0.0.7")
     >>> server.address                      # what the other nodes give to RemoteStore
     ('10.0.0.7', 40123)
     """
 
     def __init__(
         self,
-        stores: Mapping[str, Store],
+        stores: Mapping[str, CheckpointStore],
         token: bytes,
         host: str = "127.0.0.1",
         port: int = 0,

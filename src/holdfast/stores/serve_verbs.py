@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
@@ -15,9 +14,8 @@ from holdfast.format.checksum import ALGORITHM, CHUNK_BYTES, chunk_count
 from holdfast.format.manifest import MAX_FILE_BYTES, FileRecord, parse_manifest
 from holdfast.format.names import is_file_name, parse_checkpoint_name
 from holdfast.format.sealed import MAX_SEALED_BYTES
-from holdfast.stores.base import PAGE, Store
-from holdfast.stores.node_side import NodeSide
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.base import PAGE
+from holdfast.stores.store import CheckpointStore
 from holdfast.stores.wire import Channel
 
 MAX_DIGESTS_BYTES = 64 << 20
@@ -27,7 +25,7 @@ _BOUNCE_BYTES = 4 << 20
 class Verbs:
     """Answers requests from the stores of this node. Safe to use from many connections at once."""
 
-    def __init__(self, stores: Mapping[str, Store]) -> None:
+    def __init__(self, stores: Mapping[str, CheckpointStore]) -> None:
         self._stores = dict(stores)
         self._verbs: dict[str, Callable[[Channel, dict[str, Any]], None]] = {
             "describe": self._describe,
@@ -63,8 +61,7 @@ class Verbs:
         channel.send_body(data)
 
     def _held(self, channel: Channel, request: dict[str, Any]) -> None:
-        store, name = self._store(request), _name(request)
-        _send_json(channel, dict(store.held(name)) if isinstance(store, NodeSide) else _listed(store, name))
+        _send_json(channel, dict(self._store(request).held(_name(request))))
 
     def _size(self, channel: Channel, request: dict[str, Any]) -> None:
         file = self._store(request).open(_name(request), _file(request))
@@ -74,14 +71,14 @@ class Verbs:
     def _read(self, channel: Channel, request: dict[str, Any]) -> None:
         store, name, file = self._store(request), _name(request), _file(request)
         start, stop = _natural(request, "start"), _natural(request, "stop")
-        if isinstance(store, NodeStore):
-            with store.descriptor(name, file) as handle:
+        with store.descriptor(name, file) as handle:
+            if handle is not None:
                 _require_range(start, stop, os.fstat(handle).st_size, file)
                 channel.send({}, body=stop - start)
                 channel.send_file(handle, start, stop)
                 # Read once, by somebody else: it must not push this node's training out of the cache.
                 os.posix_fadvise(handle, start, stop - start, os.POSIX_FADV_DONTNEED)
-            return
+                return
         opened = store.open(name, file)
         try:
             _require_range(start, stop, opened.size, file)
@@ -105,7 +102,7 @@ class Verbs:
         digests = _parse_digests(channel.receive_bytes(listed, MAX_DIGESTS_BYTES), size)
         role, replace = str(request.get("role", "")), request.get("replace") is True
         expect = None if digests is None else FileRecord(file, size, role, ALGORITHM, CHUNK_BYTES, digests)
-        record = store.put(name, _Arriving(file, size, channel), expect=expect, replace=replace)
+        record = store.write(name, _Arriving(file, size, channel), expect=expect, replace=replace)
         _send_json(channel, list(record.digests))
 
     def _settle(self, channel: Channel, request: dict[str, Any]) -> None:
@@ -113,20 +110,20 @@ class Verbs:
         manifest = channel.receive_bytes(request["body"], MAX_SEALED_BYTES)
         if str(parse_manifest(manifest).name) != name:
             raise StoreError(f"the manifest is not the one of {name}")
-        store.settle(name, manifest)
+        store.publish(name, manifest)
         channel.send({})
 
     # ---- how
 
-    def _store(self, request: dict[str, Any]) -> Store:
+    def _store(self, request: dict[str, Any]) -> CheckpointStore:
         store = self._stores.get(str(request.get("store")))
         if store is None:
             raise StoreNotFound(f"this node has no store {str(request.get('store'))[:40]!r}")
         return store
 
-    def _writable(self, request: dict[str, Any]) -> NodeSide:
+    def _writable(self, request: dict[str, Any]) -> CheckpointStore:
         store = self._store(request)
-        if not isinstance(store, NodeSide):
+        if store.needs_claim:
             raise StoreDenied(f"{store.where} is only read from other nodes")
         return store
 
@@ -152,17 +149,6 @@ def _send_json(channel: Channel, value: Any) -> None:
     data = json.dumps(value).encode()
     channel.send({}, body=len(data))
     channel.send_body(data)
-
-
-def _listed(store: Store, name: str) -> dict[str, int]:
-    """For a store that cannot list its files: those of the manifest that can be opened."""
-    held = {}
-    for record in parse_manifest(store.manifest(name)).files:
-        with contextlib.suppress(StoreNotFound):
-            file = store.open(name, record.name)
-            file.close()
-            held[record.name] = file.size
-    return held
 
 
 def _name(request: dict[str, Any]) -> str:

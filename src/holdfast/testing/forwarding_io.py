@@ -61,6 +61,9 @@ class ForwardingIO:
     def rename(self, parent: int, old: str, new: str) -> None:
         self._pass("rename", lambda: self.inner.rename(parent, old, new))
 
+    def replace(self, parent: int, old: str, new: str) -> None:
+        self._pass("replace", lambda: self.inner.replace(parent, old, new))
+
     def unlink(self, parent: int, name: str) -> None:
         self._pass("unlink", lambda: self.inner.unlink(parent, name))
 

@@ -138,6 +138,12 @@ class MemoryIO:
             entries = self.tree.directories[self.inode_of(parent)]
             entries[new] = entries.pop(old)
 
+    def replace(self, parent: int, old: str, new: str) -> None:
+        with self._changing:
+            self._find(parent, old)
+            entries = self.tree.directories[self.inode_of(parent)]
+            entries[new] = entries.pop(old)
+
     def unlink(self, parent: int, name: str) -> None:
         with self._changing:
             if self._find(parent, name) in self.tree.directories:

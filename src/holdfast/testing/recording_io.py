@@ -138,6 +138,13 @@ class RecordingIO(ForwardingIO):
 
     def rename(self, parent: int, old: str, new: str) -> None:
         super().rename(parent, old, new)
+        self._renamed(parent, old, new)
+
+    def replace(self, parent: int, old: str, new: str) -> None:
+        super().replace(parent, old, new)
+        self._renamed(parent, old, new)
+
+    def _renamed(self, parent: int, old: str, new: str) -> None:
         directory = self._inodes[parent]
         inode = self._entries.pop((directory, old))
         self._entries[directory, new] = inode

@@ -13,7 +13,7 @@ from holdfast.checkpoints.verified import Copy, Failure, KeptChunks, VerifiedFil
 from holdfast.errors import CorruptCheckpoint, HoldfastError, RestoreError, StoreNotFound
 from holdfast.format.checksum import CHUNK_BYTES
 from holdfast.format.manifest import FileRecord
-from holdfast.stores.node_side import NodeSide
+from holdfast.stores.base import Store
 from holdfast.stores.side_by_side import side_by_side
 from holdfast.tiers.bandwidth import Bandwidth
 
@@ -37,7 +37,7 @@ class CheckedFiles:
     def __init__(
         self,
         name: str,
-        sources: Mapping[str, NodeSide],
+        sources: Mapping[str, Store],
         *,
         bandwidth: Bandwidth | None = None,
         cancel: threading.Event | None = None,

@@ -8,14 +8,13 @@ from collections.abc import Collection
 
 from holdfast.checkpoints.proof import PROVEN
 from holdfast.checkpoints.verified import Copy, VerifiedFile, allocate_pages
-from holdfast.errors import SaveError
+from holdfast.errors import SaveError, StoreNotFound
 from holdfast.format.checksum import CHUNK_BYTES
 from holdfast.format.manifest import FileRecord, Manifest, parse_manifest
-from holdfast.stores.base import PAGE, StoredFile
+from holdfast.stores.base import PAGE, Store, StoredFile
 from holdfast.tiers.bandwidth import Bandwidth
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.named_tier import HoldersAway
-from holdfast.tiers.target import Target, size_at
 
 # A source that cannot be read for now is asked again: giving up would lose what must be kept.
 _LOST = (*PROVEN, HoldersAway)
@@ -31,7 +30,7 @@ class Copier:
     def __init__(
         self,
         ladder: Ladder,
-        target: Target,
+        target: Store,
         *,
         bandwidth: Bandwidth | None = None,
         cancel: threading.Event | None = None,
@@ -55,13 +54,13 @@ class Copier:
 
     def is_complete(self, name: str) -> bool:
         """Whether every file of the checkpoint is at the target, whoever copied it."""
-        return all(size_at(self.target, name, r.name) == r.size for r in self.manifest(name).files)
+        return all(self._size(name, r.name) == r.size for r in self.manifest(name).files)
 
     def publish(self, name: str) -> None:
         """Commit at the target what has been copied there by this process and by others."""
         if not self.is_complete(name):
-            raise SaveError(f"not every file of {name} has come to {self.target.store.where} yet")
-        self.target.settle(name, self._manifest_bytes(name))
+            raise SaveError(f"not every file of {name} has come to {self.target.where} yet")
+        self.target.publish(name, self._manifest_bytes(name))
         self.forget(name)
 
     def forget(self, name: str) -> None:
@@ -77,7 +76,7 @@ class Copier:
             raise SourceLost(f"{name} is gone before it could be copied: {error.message}") from error
 
     def _bring(self, name: str, record: FileRecord) -> None:
-        size = size_at(self.target, name, record.name)
+        size = self._size(name, record.name)
         if size == record.size and self._is_whole(name, record):
             return
         try:
@@ -86,16 +85,27 @@ class Copier:
             raise SourceLost(f"{record.name} of {name} is gone: {error.message}") from error
         try:
             source = LadderSource(record, file, self._bandwidth, self._cancel)
-            self.target.put(name, source, record, replace=size is not None)
+            self.target.write(name, source, expect=record, replace=size is not None)
         finally:
             file.close()
+
+    def _size(self, name: str, file: str) -> int | None:
+        """The size of a file at the target; None if it is not there."""
+        try:
+            opened = self.target.open(name, file)
+        except StoreNotFound:
+            return None
+        try:
+            return opened.size
+        finally:
+            opened.close()
 
     def _pace(self, count: int) -> None:
         self._bandwidth.take(count, self._cancel)
 
     def _is_whole(self, name: str, record: FileRecord) -> bool:
         """Whether what lies at the target has every digest of its record."""
-        there = Copy(self.target.store.where, lambda: self.target.open(name, record.name))
+        there = Copy(self.target.where, lambda: self.target.open(name, record.name))
         with VerifiedFile(record, name, [there], pace=self._pace).opened() as file:
             return not file.bad_chunks(threads=1, first_only=True)
 

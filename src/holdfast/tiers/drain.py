@@ -20,7 +20,7 @@ log = logging.getLogger("holdfast")
 class Drain:
     """Background copies into outer tiers. `targets` must be tiers of `ladder`, claimed by this process.
 
-    >>> drain = Drain(ladder, [FlushTier("/lustre/run", target_for(store), every=10)], emit=emit)
+    >>> drain = Drain(ladder, [FlushTier("/lustre/run", store, every=10)], emit=emit)
     >>> drain.catch_up()
     >>> drain.committed(name)                 # after every commit in the nearest tier
     >>> behind = drain.stop(limit=60)         # the names of the tiers that lack the newest
@@ -51,7 +51,7 @@ class Drain:
         """What an earlier process committed nearby and did not get around to copying."""
         for flusher in self.flushers:
             try:
-                there = committed(flusher.tier.target.store)
+                there = committed(flusher.tier.target)
                 near = committed(self._ladder.without(flusher.tier.name))
             except StoreError as error:
                 log.warning("holdfast: cannot see what %s lacks: %s", flusher.tier.name, error)

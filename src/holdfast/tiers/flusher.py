@@ -21,11 +21,11 @@ from holdfast.clock import Clock
 from holdfast.errors import Fenced, HoldfastError, InternalError, SaveError, StoreError, StoreFull
 from holdfast.events import Emit, Flushed, FlushFailed, FlushSkipped, Pruned
 from holdfast.format.manifest import Manifest, parse_manifest
+from holdfast.stores.base import Store
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.copying import Copier, SourceLost
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.lasting_choice import LastingChoice
-from holdfast.tiers.target import Target
 
 log = logging.getLogger("holdfast")
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0
@@ -38,7 +38,7 @@ class FlushTier:
     """Where to, and how. `every` None means: the newest, as often as the place can take."""
 
     name: str
-    target: Target
+    target: Store
     every: int | None = None
     bytes_per_second: int | None = None
     # None: somebody else removes what is old here, another rank for instance.
@@ -221,11 +221,9 @@ class Flusher:
 
     def _flush(self, name: str) -> None:
         started = self._clock.monotonic()
-        there = name in self.tier.target.store.names()
+        there = name in self.tier.target.names()
         # It may be there alone: what memory has no room for is saved here first.
-        manifest = (
-            parse_manifest(self.tier.target.store.manifest(name)) if there else self._copier.manifest(name)
-        )
+        manifest = parse_manifest(self.tier.target.manifest(name)) if there else self._copier.manifest(name)
         if not there:
             files = self._share.files(manifest) if self._share.files else None
             try:
@@ -259,7 +257,7 @@ class Flusher:
         try:
             self._sweep_before(name)
             prune(
-                self.tier.target.store,
+                self.tier.target,
                 self.tier.retention,
                 self.ledger,
                 retired=self._retired,
@@ -274,9 +272,9 @@ class Flusher:
         if self.tier.retention is not None:
             with self._changed:
                 due = frozenset(self._due)
-            for begun in self.tier.target.unsettled():
+            for begun in self.tier.target.leftovers(before=name):
                 if begun < name and begun not in due:
-                    self.tier.target.sweep(begun)
+                    self.tier.target.abandon(begun)
 
     def _retired(self, name: str, why: str) -> None:
         self._emit(Pruned(time=self._clock.wall(), name=name, why=f"{self.tier.name}: {why}"))
@@ -284,7 +282,7 @@ class Flusher:
     def _skip(self, name: str, why: str) -> None:
         self._copier.forget(name)
         with contextlib.suppress(HoldfastError):
-            self.tier.target.sweep(name)
+            self.tier.target.abandon(name)
         with self._changed:
             self._drop(name)
         self._emit(FlushSkipped(time=self._clock.wall(), name=name, tier=self.tier.name, why=why))

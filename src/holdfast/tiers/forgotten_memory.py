@@ -11,7 +11,7 @@ import os
 import shutil
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import (
     MemoryFolder,
@@ -53,7 +53,7 @@ def give_back_what_lasts(mine: str, root: str | None = None, *, wall: float) -> 
             continue
         with contextlib.suppress(HoldfastError, OSError, shutil.Error):
             held = MemoryTier(folder.uuid, root=root).names()
-            home = DirectoryStore(folder.run)
+            home = CheckpointStore(folder.run)
             if home.uuid == folder.uuid and set(held) <= set(home.names()):
                 remove_folder(folder)
                 gone.append(folder.path)

@@ -69,7 +69,6 @@ class Ladder:
             survives_process=any(one.survives_process for one in each),
             survives_node=any(one.survives_node for one in each),
             survives_job=any(one.survives_job for one in each),
-            exclusive_create=all(one.exclusive_create for one in each),
             survives_site=any(one.survives_site for one in each),
         )
 
@@ -204,10 +203,17 @@ class Ladder:
 
     # ---- writing: each tier is written on its own
 
+    def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
+        raise _read_only()
+
+    def release(self) -> None: ...
+
     def begin(self, name: str, need_bytes: int) -> None:
         raise _read_only()
 
-    def write(self, name: str, source: ImageSource) -> FileRecord:
+    def write(
+        self, name: str, source: ImageSource, *, expect: FileRecord | None = None, replace: bool = False
+    ) -> FileRecord:
         raise _read_only()
 
     def publish(self, name: str, manifest: bytes) -> None:
@@ -219,8 +225,14 @@ class Ladder:
     def retire(self, name: str) -> None:
         raise _read_only()
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self, *, before: str | None = None) -> list[str]:
         return []
+
+    def held(self, name: str) -> Mapping[str, int]:
+        raise _read_only()
+
+    def damaged_records(self, name: str, right: bytes) -> list[str]:
+        raise _read_only()
 
 
 class _NotThis(StoreNotFound):

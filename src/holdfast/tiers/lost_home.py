@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from holdfast.errors import SetupError, StoreNotFound
 from holdfast.format.names import parse_checkpoint_name
 from holdfast.stores.base import Store
-from holdfast.stores.copied_store import is_marked_as_copy
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.identity import is_marked_as_copy
 from holdfast.stores.locations import open_store
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.words import Tier
 
 
 @dataclass(frozen=True)
 class Known:
-    """What must be kept when the folder is claimed: `DirectoryStore(uuid=)` and `claim(at_least=)`."""
+    """What must be kept when the folder is claimed: `CheckpointStore(uuid=)` and `claim(at_least=)`."""
 
     uuid: str | None = None
     at_least: int = 1
@@ -28,7 +28,7 @@ class Known:
 
 def known_elsewhere(folder: str, tiers: Sequence[Tier]) -> Known:
     """What the lasting tiers know of the run in `folder`. Nothing, where the folder itself is there."""
-    home = DirectoryStore(folder)
+    home = CheckpointStore(folder)
     lasting = [tier for tier in tiers if tier.kind in ("directory", "objects") and not tier.is_node_local]
     stores = [open_store(tier.location if tier.kind == "objects" else tier.path) for tier in lasting]
     if any(store.where == home.where for store in stores):

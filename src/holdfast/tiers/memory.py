@@ -29,9 +29,7 @@ from holdfast.tiers.memory_slot import MemoryFile, MemorySlot, SharedMemory, add
 from holdfast.units import format_bytes
 
 SLOTS = 2
-IN_MEMORY = StoreProperties(
-    survives_process=True, survives_node=False, survives_job=False, exclusive_create=True
-)
+IN_MEMORY = StoreProperties(survives_process=True, survives_node=False, survives_job=False)
 # What /dev/shm keeps for others: data loaders hand their batches over there.
 _SPARE_BYTES = 64 << 20
 
@@ -68,7 +66,7 @@ class MemoryTier:
 
     # ---- who writes here
 
-    def claim(self, *, take_over: bool = False) -> None:
+    def claim(self, *, at_least: int = 1, take_over: bool = False) -> int:
         """Become the writer. What an earlier process left stays readable until its slot is needed."""
         make_private(self._root)
         make_private(self.where)
@@ -78,6 +76,10 @@ class MemoryTier:
             raise RunInUse(f"{self.where} is being written by {owner}", hint="wait for it to end, or stop it")
         write_owner(self.where, me, self._run)
         self._me = me
+        return 0
+
+    def release(self) -> None:
+        """Nothing to give back: what lies here is the writer's until it ends."""
 
     def _require_mine(self) -> None:
         if self._me is None or self._me.pid != os.getpid():
@@ -151,9 +153,14 @@ class MemoryTier:
             raise StoreError(f"{name} exists in {self.where} already", hint="names are never reused")
         self._places[name] = None
 
-    def write(self, name: str, source: ImageSource) -> FileRecord:
+    def write(
+        self, name: str, source: ImageSource, *, expect: FileRecord | None = None, replace: bool = False
+    ) -> FileRecord:
         """Digest an image that was staged here; copy one that was not."""
         self._require_mine()
+        if replace and expect is not None:
+            self._slot_of(name).mend(source)
+            return expect
         place = self._slot_staged_in(source)
         if place is None:
             return self._copy_in(name, source)
@@ -176,6 +183,9 @@ class MemoryTier:
 
     def publish(self, name: str, manifest: bytes) -> None:
         self._require_mine()
+        if name not in self._places:
+            self._slot_of(name).seal(name, manifest)
+            return
         place = self._places[name]
         if place is None:
             # A checkpoint without files of this process still has a manifest to find it by.
@@ -190,15 +200,6 @@ class MemoryTier:
         place.seal(name, manifest)
         del self._places[name]
 
-    def mend(self, name: str, source: ImageSource) -> None:
-        """Replace a damaged image of a committed checkpoint by a right one."""
-        self._require_mine()
-        self._slot_of(name).mend(source)
-
-    def mend_manifest(self, name: str, manifest: bytes) -> None:
-        self._require_mine()
-        self._slot_of(name).seal(name, manifest)
-
     def abandon(self, name: str) -> None:
         if name in self.names():
             raise InternalError(f"{name} in {self.where} is committed and cannot be abandoned")
@@ -208,7 +209,11 @@ class MemoryTier:
         self._require_mine()
         self._slot_of(name).unseal()
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self, *, before: str | None = None) -> list[str]:
+        return []
+
+    def damaged_records(self, name: str, right: bytes) -> list[str]:
+        """There is one copy, and `manifest` has looked at it."""
         return []
 
     def discard(self) -> None:
@@ -232,6 +237,11 @@ class MemoryTier:
             return self._slot_of(name).manifest(name)
         except CorruptCheckpoint as error:
             raise CorruptCheckpoint(f"the manifest of {name} in {self.where}: {error.message}") from error
+
+    def held(self, name: str) -> dict[str, int]:
+        files = parse_manifest(self.manifest(name)).files
+        here = self._slot_of(name).files
+        return {record.name: record.size for record in files if record.name in here}
 
     def open(self, name: str, file: str) -> MemoryFile:
         return self._slot_of(name).open(name, file)

@@ -19,7 +19,7 @@ from holdfast.format.sealed import seal, unseal
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.owner import Owner, is_alive, this_process
 from holdfast.stores.ownership import not_private
-from holdfast.stores.small_read import read_regular
+from holdfast.stores.stored_file import read_regular
 
 log = logging.getLogger("holdfast")
 SHM = "/dev/shm"

@@ -15,10 +15,11 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from holdfast.errors import SetupError, StoreDenied, StoreError
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store
 from holdfast.stores.os_errors import store_errors
 from holdfast.stores.ownership import make_private, not_private
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.forgotten_memory import NODE_CACHES
 from holdfast.tiers.memory_folder import default_root
 from holdfast.tiers.words import Tier
@@ -88,7 +89,7 @@ def node_folder(tier: Tier, run_uuid: str, node: str) -> str:
     return os.path.join(_base(tier), run_uuid, logical_node({NODE: node}, 0))
 
 
-def open_node_store(tier: Tier, run_uuid: str, node: str) -> NodeStore:
+def open_node_store(tier: Tier, run_uuid: str, node: str) -> CheckpointStore:
     """The store of one logical node of a run on this machine. Its folder is this user's alone."""
     base = _base(tier)
     if tier.kind == "memory":
@@ -98,7 +99,7 @@ def open_node_store(tier: Tier, run_uuid: str, node: str) -> NodeStore:
         with store_errors("make a folder", base):
             os.makedirs(base, exist_ok=True)
     make_private(os.path.join(base, run_uuid))
-    return NodeStore(node_folder(tier, run_uuid, node), uuid=run_uuid, io=PosixIO(own=True), makes_room=True)
+    return node_store(node_folder(tier, run_uuid, node), uuid=run_uuid, io=PosixIO(own=True), makes_room=True)
 
 
 def nodes_here(tier: Tier, run_uuid: str) -> list[str]:

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from holdfast.clock import SystemClock
 from holdfast.errors import SetupError, StoreError, StoreNotFound
-from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.locations import open_store
-from holdfast.stores.node_store import NodeStore
+from holdfast.stores.locations import node_store, open_store
 from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import memory_folders
 from holdfast.tiers.named_tier import NamedTier
@@ -20,26 +18,25 @@ from holdfast.tiers.tier_list import recall_tiers
 from holdfast.tiers.words import HOME, MEMORY, Tier
 
 
-def open_tier(tier: Tier, run: str, uuid: str) -> Store:
+def open_tier(tier: Tier, run: str, uuid: str) -> CheckpointStore:
     """The store of one tier that is not memory. Nothing is written; SetupError if it is another run's."""
-    store: Store
     if tier.kind == "home":
-        return DirectoryStore(run)
+        return CheckpointStore(run)
     if tier.kind == "objects":
         store = open_store(tier.location, uuid=uuid)
     elif tier.is_node_local:
-        store = NodeStore(tier.path, uuid=uuid, io=PosixIO(own=True), makes_room=True)
+        store = node_store(tier.path, uuid=uuid, io=PosixIO(own=True), makes_room=True)
     else:
-        store = DirectoryStore(tier.path, uuid=uuid)
+        store = CheckpointStore(tier.path, uuid=uuid)
     require_same_run(store, uuid)
     return store
 
 
-def require_same_run(store: Store, uuid: str) -> None:
+def require_same_run(store: CheckpointStore, uuid: str) -> None:
     """Two runs in one folder would prune each other's checkpoints."""
     try:
         # A node's store answers with what it was told; what lies in its folder is what counts.
-        there = DirectoryStore(store.where).uuid if isinstance(store, NodeStore) else store.uuid
+        there = store.identity.uuid
     except StoreNotFound:
         return
     if there != uuid:
@@ -64,7 +61,7 @@ def readable_tiers(
     node's own.
     """
     home = os.path.abspath(os.fspath(run))
-    uuid = DirectoryStore(home).uuid
+    uuid = CheckpointStore(home).uuid
     listed = recall_tiers(home)
     known = (*listed.now, *listed.former)
     # Memory only where the run has recorded that it keeps checkpoints there.
@@ -87,7 +84,7 @@ def lasting_tiers(home: str, uuid: str) -> list[NamedTier]:
                     raise
     if all(tier.store.where != home for tier in far):
         # Its own folder is where a run without other tiers has everything.
-        far.append(NamedTier(HOME, DirectoryStore(home)))
+        far.append(NamedTier(HOME, CheckpointStore(home)))
     return far
 
 

@@ -20,8 +20,7 @@ from holdfast.format.sealed import seal_of
 from holdfast.redundancy.plan import plan_encode
 from holdfast.redundancy.record import ParityRecord
 from holdfast.redundancy.stripes import Layout
-from holdfast.stores.base import ImageSource
-from holdfast.stores.node_side import NodeSide
+from holdfast.stores.base import ImageSource, Store
 from holdfast.tiers.bandwidth import Bandwidth
 from holdfast.tiers.checked_files import CheckedFiles
 from holdfast.tiers.computed_stream import ComputedStream, SpanReader
@@ -49,7 +48,7 @@ class Protected:
 def protect(
     name: str,
     me: str,
-    stores: Mapping[str, NodeSide],
+    stores: Mapping[str, Store],
     members: Members,
     *,
     bandwidth: Bandwidth | None = None,
@@ -92,7 +91,7 @@ def _ensure_parity(work: _Work, me: str, record: ParityRecord, checkpoint: str, 
 class _Work:
     """What is done to this node's own store."""
 
-    def __init__(self, name: str, mine: NodeSide, verify: bool) -> None:
+    def __init__(self, name: str, mine: Store, verify: bool) -> None:
         self.name = name
         self.mine = mine
         self.kept: list[str] = []
@@ -112,7 +111,7 @@ class _Work:
         self.kept.append(record.name)
 
     def put(self, source: ImageSource, expect: FileRecord | None = None) -> FileRecord:
-        record = self.mine.put(self.name, source, expect=expect, replace=source.name in self._held)
+        record = self.mine.write(self.name, source, expect=expect, replace=source.name in self._held)
         self.written.append(record.name)
         self.bytes_written += record.size
         return record

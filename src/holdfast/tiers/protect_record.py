@@ -17,7 +17,7 @@ from holdfast.format.manifest import FileRecord
 from holdfast.format.sealed import canonical_json, seal, unseal
 from holdfast.redundancy.record import ParityRecord, parse_record
 from holdfast.redundancy.stripes import Layout
-from holdfast.stores.node_side import NodeSide
+from holdfast.stores.base import Store
 
 FORMAT = 1
 MAX_RECORD_BYTES = 64 << 20
@@ -88,12 +88,12 @@ def parse_stored_parity(data: bytes) -> StoredParity:
 # ---- What a node has stored for others, looked at: is a file whole, what does a parity record say?
 
 
-def is_stored(store: NodeSide, name: str, record: FileRecord) -> bool:
+def is_stored(store: Store, name: str, record: FileRecord) -> bool:
     """Whether the file is there and every chunk of it matches its digest."""
     return is_good(record, name, Copy(store.where, lambda: store.open(name, record.name)))
 
 
-def read_parity_record(store: NodeSide, name: str, file: str) -> StoredParity | None:
+def read_parity_record(store: Store, name: str, file: str) -> StoredParity | None:
     """None if there is none, or none that is whole: then its parity is of no use, either."""
     try:
         opened = store.open(name, file)

@@ -17,7 +17,7 @@ from holdfast.format.sealed import seal_of
 from holdfast.redundancy.plan import plan_rebuild
 from holdfast.redundancy.record import ParityRecord
 from holdfast.redundancy.stripes import Layout, Span
-from holdfast.stores.node_side import NodeSide
+from holdfast.stores.base import Store
 from holdfast.tiers.bandwidth import Bandwidth, Cancelled
 from holdfast.tiers.checked_files import CheckedFiles, ChunkLost
 from holdfast.tiers.computed_stream import ComputedStream, SpanReader
@@ -39,7 +39,7 @@ class Rebuilt:
 def rebuild(
     manifest: bytes,
     me: str,
-    stores: Mapping[str, NodeSide],
+    stores: Mapping[str, Store],
     wanted: Collection[str],
     *,
     bandwidth: Bandwidth | None = None,
@@ -71,7 +71,7 @@ def rebuild(
                 continue
             source = MendedFile(record, files, parity)
             try:
-                mine.put(name, source, expect=record, replace=record.name in files.held.get(me, {}))
+                mine.write(name, source, expect=record, replace=record.name in files.held.get(me, {}))
             except Cancelled:
                 raise
             except RestoreError as error:
@@ -80,7 +80,7 @@ def rebuild(
             (computed if source.was_computed else copied).append(record.name)
         if gone:
             raise _too_little_left(name, gone, files)
-        mine.settle(name, manifest)
+        mine.publish(name, manifest)
         return Rebuilt(name, tuple(good), tuple(copied), tuple(computed), files.bytes_read)
 
 

@@ -5,25 +5,20 @@ For the keeper, which outlives its trainers, and for anyone at the command line.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, RunInUse, StoreNotFound
-from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.objects import ObjectStore
+from holdfast.errors import HoldfastError, RunInUse
 from holdfast.stores.owner import is_alive, this_process
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.copying import Copier
 from holdfast.tiers.ladder import Ladder
-from holdfast.tiers.memory import MemoryTier
 from holdfast.tiers.memory_folder import read_owner
 from holdfast.tiers.named_tier import NamedTier
 from holdfast.tiers.opening import readable_tiers
-from holdfast.tiers.target import target_for
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ def scavenge(
     trainer that only seemed dead cannot commit any more. `more` are stores of other nodes.
     """
     home = os.fspath(run)
-    with DirectoryStore(home, clock=clock) as seat:
+    with CheckpointStore(home, clock=clock) as seat:
         # Before anything is looked at: from here on nothing new appears.
         epoch = seat.claim()
         tiers = readable_tiers(home, more=more, shm=shm)
@@ -68,24 +63,22 @@ def _commit(
     newer: list[str],
     near: list[NamedTier],
     lasting: NamedTier,
-    seat: DirectoryStore,
+    seat: CheckpointStore,
     epoch: int,
     cancel: threading.Event | None,
 ) -> Scavenged:
-    store = lasting.store
-    claimed = None
-    if isinstance(store, DirectoryStore) and store.where == seat.where:
+    store, claimed = lasting.store, None
+    if store.where == seat.where:
         store = seat
-    elif isinstance(store, (DirectoryStore, ObjectStore)):
+    else:
         claimed = store
-        store.claim(at_least=epoch)
+        claimed.claim(at_least=epoch)
     saved, failed = [], []
     try:
-        copier = Copier(Ladder(near), target_for(store), cancel=cancel)
+        copier = Copier(Ladder(near), store, cancel=cancel)
         # The newest first: whoever called us may not have the time for more.
         for name in newer:
             try:
-                _clear_begun(store, name)
                 copier.copy(name)
                 copier.publish(name)
                 saved.append(name)
@@ -97,16 +90,8 @@ def _commit(
     return Scavenged(lasting.name, tuple(saved), tuple(failed))
 
 
-def _clear_begun(store: Store, name: str) -> None:
-    """What the dead trainer had written of this checkpoint when it died goes: the copy in memory is whole."""
-    if isinstance(store, DirectoryStore):
-        with contextlib.suppress(StoreNotFound):
-            store.abandon(name)
-
-
 def _refuse_living(tier: NamedTier) -> None:
-    if not isinstance(tier.store, MemoryTier):
-        return
+    """A memory tier says so in its folder. Other places have no such record; the run's own is claimed."""
     owner, _ = read_owner(tier.store.where)
     if owner is not None and owner.pid != os.getpid() and is_alive(owner, this_process("")):
         raise RunInUse(

@@ -14,7 +14,7 @@ from holdfast.errors import CorruptCheckpoint, HoldfastError, StoreNotFound
 from holdfast.format.manifest import FileRecord, parse_manifest
 from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.tiers.ladder import Ladder
-from holdfast.tiers.mending import manifest_problems, mend_file, mend_manifest
+from holdfast.tiers.mending import manifest_problems, mend_file
 from holdfast.tiers.named_tier import NamedTier
 
 
@@ -146,9 +146,7 @@ def _repair(ladder: Ladder, one: Scrubbed) -> None:
     for copy in one.copies:
         for record in copy.bad_files.values():
             try:
-                if mend_file(ladder, copy.tier, name, record):
-                    copy.repaired = list(copy.bad_files)
-                    break
+                mend_file(ladder, copy.tier.store, name, record)
                 copy.repaired.append(record.name)
             except HoldfastError as error:
                 copy.refused.append(f"{record.name}: {error.message}")
@@ -169,4 +167,4 @@ def _repair_manifest(ladder: Ladder, copy: CopyState, name: str) -> None:
     if other != right:
         # Whole, only different: nobody can say which is meant, so neither is touched.
         raise CorruptCheckpoint(f"{copy.tier.name} holds another checkpoint of this name")
-    mend_manifest(copy.tier.store, name, right)
+    copy.tier.store.publish(name, right)

@@ -13,9 +13,9 @@ from typing import Any
 
 from holdfast.errors import CorruptCheckpoint, SetupError, StoreError
 from holdfast.format.sealed import seal, unseal
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.os_errors import store_errors
-from holdfast.stores.small_read import read_regular
+from holdfast.stores.store import CheckpointStore
+from holdfast.stores.stored_file import read_regular
 from holdfast.tiers.words import Tier
 
 FILE = "tiers.json"
@@ -68,7 +68,7 @@ def recall_tiers(run: str | os.PathLike[str]) -> TierList:
 
 def _uuid(run: str | os.PathLike[str]) -> str | None:
     try:
-        return DirectoryStore(run).uuid
+        return CheckpointStore(run).uuid
     except StoreError:
         return None
 

@@ -15,7 +15,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.format.manifest import parse_manifest
 from holdfast.keeper.node_caches import give_memory_back, node_caches
-from holdfast.stores.directory import DirectoryStore
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.ladder import Ladder
 from holdfast.tiers.memory_folder import default_root, memory_folders, remove_folder
 from holdfast.tiers.named_tier import NamedTier
@@ -68,7 +68,7 @@ def _spread(name: str, nodes: Sequence[str]) -> dict[str, object]:
 
 
 def _give_back(run: str) -> None:
-    uuid = DirectoryStore(run).uuid
+    uuid = CheckpointStore(run).uuid
     for folder in memory_folders(wall=SystemClock().wall()):
         if folder.uuid == uuid:
             remove_folder(folder)

@@ -18,8 +18,8 @@ from holdfast.format.names import CheckpointName, parse_checkpoint_name
 from holdfast.jobs.notices import NoticePoller
 from holdfast.jobs.supervisor import Status
 from holdfast.stores.base import Store
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal
+from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.opening import readable_tiers
 from holdfast.units import format_seconds
 
@@ -36,7 +36,7 @@ def newest_checkpoint(run: str) -> str | None:
     try:
         stores: list[Store] = [tier.store for tier in readable_tiers(run)]
     except HoldfastError:
-        stores = [DirectoryStore(run)]
+        stores = [CheckpointStore(run)]
     found = [name for name in map(_newest_in, stores) if name is not None]
     return str(max(found)) if found else None
 

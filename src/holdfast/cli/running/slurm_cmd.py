@@ -29,8 +29,8 @@ from holdfast.jobs.halt import read_halt
 from holdfast.jobs.hand_over import JOBS_WITHOUT_PROGRESS, decide_hand_over, gain_of, job_name
 from holdfast.jobs.sbatch import SbatchPlan, default_warning, sbatch_script, time_limit_seconds
 from holdfast.jobs.slurm import SlurmJob, cancel_rest, requeue, slurm_job
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import Journal, read_events
+from holdfast.stores.store import CheckpointStore
 from holdfast.units import parse_seconds
 
 _ABOUT = """\
@@ -186,7 +186,7 @@ def _submit(script: Path) -> str:
 
 
 def _finished(options: argparse.Namespace) -> Result:
-    done = Path(options.folder).is_dir() and is_complete(DirectoryStore(options.folder))
+    done = Path(options.folder).is_dir() and is_complete(CheckpointStore(options.folder))
     text = [f"the work of {options.folder} is complete; nothing to do"] if done else []
     return Result({"run": options.folder, "complete": done}, text, OK if done else FAILED)
 
@@ -216,7 +216,7 @@ def _hand_over(options: argparse.Namespace) -> Result:
     gain = gain_of(events, newest, job, options.no_progress)
     decision = decide_hand_over(
         options.code,
-        complete=bool(events) and is_complete(DirectoryStore(options.folder)),
+        complete=bool(events) and is_complete(CheckpointStore(options.folder)),
         stopped=_stopped_in_time(events),
         mode="requeue" if options.requeue else "chain",
         job=job,

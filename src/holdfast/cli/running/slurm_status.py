@@ -17,11 +17,8 @@ from holdfast.cli.render import NEVER, plural, shorten, when
 from holdfast.cli.result import Block, Table
 from holdfast.events import AttemptStarted, Event, RunEnded, RunStarted
 from holdfast.format.manifest import Manifest, utc_text
-from holdfast.stores.claims import claimed_epochs, read_claim
-from holdfast.stores.directory import WRITERS, DirectoryStore
 from holdfast.stores.journal import read_events
-from holdfast.stores.os_errors import store_errors
-from holdfast.stores.posix import PosixIO
+from holdfast.stores.store import CheckpointStore
 from holdfast.units import format_seconds
 
 _ASK_SECONDS = 20.0
@@ -56,7 +53,7 @@ class Chain:
     in_slurm: tuple[Waiting, ...]
 
 
-def read_chain(store: DirectoryStore) -> Chain:
+def read_chain(store: CheckpointStore) -> Chain:
     manifests = [found.manifest for found in committed(store) if found.manifest is not None]
     jobs = jobs_of(_owners(store), manifests)
     attempts = attempts_of(read_events(store.where), jobs)
@@ -73,21 +70,8 @@ def jobs_of(owners: Mapping[int, str], manifests: list[Manifest]) -> dict[int, s
     return jobs
 
 
-def _owners(store: DirectoryStore) -> dict[int, str]:
-    io = PosixIO()
-    with store_errors("read claims", store.where):
-        root = io.open_root(store.where, create=False)
-        try:
-            writers = io.open_directory(root, WRITERS)
-        except FileNotFoundError:
-            return {}
-        finally:
-            io.close(root)
-        try:
-            claims = [read_claim(io, writers, epoch) for epoch in claimed_epochs(io, writers)]
-        finally:
-            io.close(writers)
-    return {claim.epoch: claim.owner.job for claim in claims if claim.owner is not None}
+def _owners(store: CheckpointStore) -> dict[int, str]:
+    return {claim.epoch: claim.owner.job for claim in store.claims() if claim.owner is not None}
 
 
 def attempts_of(events: list[Event], jobs: Mapping[int, str]) -> tuple[TrainedProcess, ...]:

@@ -14,8 +14,8 @@ from holdfast.cli.render import add_json_option, plural
 from holdfast.cli.result import DAMAGED, FAILED, NOTHING_USABLE, OK, Block, Result
 from holdfast.errors import RunInUse
 from holdfast.format.names import parse_checkpoint_name
-from holdfast.stores.directory import DirectoryStore
-from holdfast.stores.objects import ObjectStore
+from holdfast.stores.locations import is_bucket
+from holdfast.stores.store import CheckpointStore
 from holdfast.units import format_bytes
 
 
@@ -70,14 +70,13 @@ def run(options: argparse.Namespace) -> Result:
     return Result(said, _text(store.where, done, sizes, is_dry_run=not options.yes), code)
 
 
-def _claim(store: DirectoryStore | ObjectStore, *, take_over: bool) -> None:
-    if isinstance(store, DirectoryStore):
-        # Its lock tells whether anybody writes there.
-        store.claim()
-        return
+def _claim(store: CheckpointStore, *, take_over: bool) -> None:
     try:
         store.claim(certain=not take_over)
     except RunInUse as error:
+        # A folder's lock tells whether anybody writes there; in a bucket nobody can know.
+        if not is_bucket(store.where):
+            raise
         raise RunInUse(
             error.message,
             hint="wait for it to end; if it died on another machine, say --take-over",

@@ -22,8 +22,8 @@ from holdfast.events import (
 )
 from holdfast.policy.belief import belief_from
 from holdfast.policy.failures import FailureHistory
-from holdfast.stores.directory import DirectoryStore
 from holdfast.stores.journal import read_events
+from holdfast.stores.store import CheckpointStore
 from holdfast.units import format_bytes, format_seconds
 
 _Kind = TypeVar("_Kind", bound=Event)
@@ -81,7 +81,7 @@ class SavingCosts:
         return said
 
 
-def measure(store: DirectoryStore, found: Found) -> SavingCosts:
+def measure(store: CheckpointStore, found: Found) -> SavingCosts:
     events = read_events(store.where)
     profile = _profile(store, found)
     committed = _of(events, SaveCommitted)
@@ -127,7 +127,7 @@ def _median(numbers: list[float]) -> float | None:
     return statistics.median(numbers) if numbers else None
 
 
-def _profile(store: DirectoryStore, found: Found) -> dict[str, float]:
+def _profile(store: CheckpointStore, found: Found) -> dict[str, float]:
     """The policy's own averages, which travel with the checkpoint."""
     values: dict[str, Any] = {
         path[-1].strip("'"): leaf.value

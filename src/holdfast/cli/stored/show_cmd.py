@@ -20,7 +20,7 @@ from holdfast.contents.state import StoredState, read_state
 from holdfast.errors import CorruptCheckpoint, StoreError
 from holdfast.format.manifest import Manifest
 from holdfast.stores.base import Store
-from holdfast.stores.directory import CKPT
+from holdfast.stores.place import CKPT
 from holdfast.units import format_bytes
 
 _FILES_SHOWN = 20

@@ -17,7 +17,6 @@ from holdfast.data.audit import AuditReport, PassReport, audit_run
 from holdfast.errors import RestoreError, SetupError
 from holdfast.stores.base import Store
 from holdfast.tiers.ladder import Ladder
-from holdfast.tiers.mending import claim_to_mend
 from holdfast.tiers.named_tier import NamedTier
 from holdfast.tiers.opening import readable_tiers
 from holdfast.tiers.scrub import Scrubbed, scrub
@@ -205,9 +204,8 @@ def _repair(home: str, tiers: list[NamedTier], found: list[Scrubbed], step: int 
         ordered = sorted(tiers, key=lambda tier: tier.store.where != home)
         for tier in ordered:
             if tier.name in wrong or tier.store.where == home:
-                claim_to_mend(tier.store)
-                if hasattr(tier.store, "release"):
-                    claimed.callback(tier.store.release)
+                tier.store.claim()
+                claimed.callback(tier.store.release)
         return _scrub(tiers, step, deep=True, repair=True)
 
 
