@@ -18,7 +18,6 @@ from typing import Any
 from holdfast.checkpoints.retain import parse_keep
 from holdfast.cli.render import add_json_option
 from holdfast.cli.result import FAILED, Result
-from holdfast.cli.running import run_cmd
 from holdfast.clock import SystemClock
 from holdfast.errors import UsageError
 from holdfast.events import Event
@@ -111,6 +110,9 @@ def _list() -> Result:
 
 
 def _supervised(options: argparse.Namespace, command: list[str], folder: str) -> Result:
+    # Here, because an attempt, which is to start quickly, does not need it.
+    from holdfast.cli.running import run_cmd
+
     # What is wrong with the call should be said once, here, and not by every attempt.
     parse_outer(options.tier)
     if options.recipe == DMTCP:
