@@ -163,13 +163,15 @@ def _strongly_connected(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def _asked_for_store_class(trees: dict[Path, ast.Module]) -> list[str]:
     """Places that ask an object whether it is of one class of stores."""
-    stores = {
-        node.name
-        for tree in trees.values()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-        and {child.name for child in node.body if isinstance(child, ast.FunctionDef)} >= _STORE_VERBS
-    }
+    classes = [node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    stores: set[str] = set()
+    # What inherits from a store is one too, and so on.
+    for _ in range(4):
+        for node in classes:
+            verbs = {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            if verbs >= _STORE_VERBS or bases & stores:
+                stores.add(node.name)
     return [
         f"{_short(path)}:{node.lineno}"
         for path, tree in trees.items()
