@@ -13,10 +13,10 @@ import numpy as np
 from holdfast.checkpoints.bytes_source import BytesSource
 from holdfast.checkpoints.find import Found, look
 from holdfast.checkpoints.write import CheckpointDraft, write_checkpoint
-from holdfast.contents.records import SKELETON
 from holdfast.format.image import ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name
+from holdfast.format.tree import SKELETON
 from holdfast.stores.store import CheckpointStore
 
 CODES = {"float32": "F32", "int64": "I64", "uint8": "U8"}

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from holdfast.capture.torch_leaves import TORCH_LEAVES, leaf_from_bytes
-from holdfast.contents.records import skeletons
 from holdfast.errors import CorruptCheckpoint, HoldfastError, SaveError
 from holdfast.format.image import ALIGNMENT, ImageLayout, header_length, parse_image, require_readable
-from holdfast.format.tree import inflate
+from holdfast.format.tree import inflate, skeletons
 
 
 def image_layout(image: memoryview) -> ImageLayout:
@@ -24,7 +23,7 @@ def require_inflatable(layout: ImageLayout, name: str, values: Mapping[str, list
     """Before an image of this layout is written for the first time: the readers' own code must take it."""
     require_readable(layout, name)
     try:
-        for key, node in skeletons(layout, name).items():
+        for key, node in skeletons(layout.metadata, name).items():
             inflate(
                 node,
                 json.loads(json.dumps(values[key])),
@@ -38,7 +37,7 @@ def require_inflatable(layout: ImageLayout, name: str, values: Mapping[str, list
 def inflate_image(image: memoryview, values: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The states of every tracked object in this image, by its key."""
     layout = image_layout(image)
-    nodes = skeletons(layout, "the image")
+    nodes = skeletons(layout.metadata, "the image")
     leaves: dict[str, Any] = {}
 
     def tensor(entry: dict[str, Any]) -> Any:

@@ -19,11 +19,10 @@ import torch
 from holdfast.capture.torch_groups import Ranks, Sharing, sample_of, spelled, spread
 from holdfast.capture.torch_leaves import CODES, TORCH_LEAVES, as_tensor, describe_leaf
 from holdfast.capture.torch_shards import is_sharded, local_of, writes_it
-from holdfast.contents.records import SKELETON
 from holdfast.format.image import MAX_NAME_BYTES, ImageLayout, TensorSpec, plan_image
 from holdfast.format.names import of_rank
 from holdfast.format.rank_sets import spell_ranks
-from holdfast.format.tree import Flat, flatten, loosened, show_path, skeleton, tensor_paths
+from holdfast.format.tree import SKELETON, Flat, flatten, loosened, show_path, skeleton, tensor_paths
 
 STATE_FILE = "state.safetensors"
 

@@ -20,14 +20,14 @@ from holdfast.capture.torch_leaves import TORCH_LEAVES, dtype_from_name, dtype_o
 from holdfast.capture.torch_reader import Reader
 from holdfast.capture.torch_shards import is_sharded, like, region_of
 from holdfast.checkpoints.ranges import Wanted
-from holdfast.contents.records import Entry, skeletons, tensor_entries
+from holdfast.contents.records import Entry, tensor_entries
 from holdfast.contents.regions import Piece, Region, fill
 from holdfast.contents.tensors import piece_of
 from holdfast.errors import CorruptCheckpoint, IncompatibleState
 from holdfast.format.image import ImageLayout
 from holdfast.format.rank_record import RankRecord
 from holdfast.format.rank_sets import parse_ranks
-from holdfast.format.tree import inflate, show_path
+from holdfast.format.tree import inflate, show_path, skeletons
 
 # Object, name, and the ranks that hold it together where those are not all of them.
 Id = tuple[str, str, str | None]
@@ -101,7 +101,7 @@ class SavedState:
         self._wants: dict[Id, _Want] = {}
         layouts = base.layouts()
         for file, layout in layouts.items():
-            for key, node in skeletons(layout, file).items():
+            for key, node in skeletons(layout.metadata, file).items():
                 self._skeletons[key] = node
                 entries = [_Entry(path, said) for path, said in tensor_entries(node, (key,), TORCH_LEAVES)]
                 self._entries += entries
@@ -146,7 +146,7 @@ class SavedState:
         for file, layout in layouts.items():
             if missing.isdisjoint(layout.spans):
                 continue
-            for key, node in skeletons(layout, file).items():
+            for key, node in skeletons(layout.metadata, file).items():
                 for path, said in tensor_entries(node, (key,), TORCH_LEAVES):
                     entry = _Entry(path, said)
                     if entry.id in self._open and entry.is_common and said["name"] in layout.spans:

@@ -6,7 +6,6 @@ together, each has a record that says both.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,13 +13,10 @@ from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import open_verified, read_files, require_manifest
 from holdfast.checkpoints.verify import read_layout
 from holdfast.errors import CorruptCheckpoint
-from holdfast.format.image import ImageLayout
 from holdfast.format.rank_record import ImageHeader, RankRecord, parse_rank_record, record_name
 from holdfast.format.tree import Leaves, decode_key
 from holdfast.stores.base import Store
 
-# Where an image's metadata has the trees of its objects, tensors by name.
-SKELETON = "holdfast.skeleton"
 Entry = dict[str, Any]
 
 
@@ -53,17 +49,6 @@ def read_records(
         if said.rank != rank or odd:
             raise CorruptCheckpoint(f"{name} of {found.name} does not describe the files of rank {rank}")
     return records
-
-
-def skeletons(layout: ImageLayout, file: str) -> dict[str, Any]:
-    """The trees of the objects in an image, by their keys."""
-    try:
-        found = json.loads(layout.metadata[SKELETON])
-    except (KeyError, ValueError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{file} has no readable skeleton: {error!r}") from error
-    if not isinstance(found, dict):
-        raise CorruptCheckpoint(f"{file} has a skeleton that is not an object")
-    return found
 
 
 def tensor_entries(

@@ -18,12 +18,12 @@ import numpy as np
 from holdfast.checkpoints.find import Found
 from holdfast.checkpoints.read import require_manifest
 from holdfast.contents.dcp import dcp_items, is_dcp
-from holdfast.contents.records import read_records, skeletons
+from holdfast.contents.records import read_records
 from holdfast.contents.tensors import Common, CommonTensors, StoredTensor, tensor_of_one_rank
 from holdfast.errors import CorruptCheckpoint
 from holdfast.format.image import ImageLayout
 from holdfast.format.rank_record import RankRecord
-from holdfast.format.tree import Leaves, inflate
+from holdfast.format.tree import Leaves, inflate, skeletons
 from holdfast.stores.base import Store
 
 
@@ -144,7 +144,7 @@ def _leaves_of(said: RankRecord, together: CommonTensors) -> tuple[dict[Path, Le
     leaves: dict[Path, Leaf] = {}
     inside: dict[str, list[str]] = {}
     for file, layout in said.layouts().items():
-        for key, node in skeletons(layout, file).items():
+        for key, node in skeletons(layout.metadata, file).items():
             inside.setdefault(file, []).append(key)
 
             def tensor(

@@ -7,6 +7,7 @@ still fits. A value of an unknown type is an error that names its path, never a 
 
 from __future__ import annotations
 
+import json
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from holdfast.errors import CorruptCheckpoint, SetupError
 from holdfast.format.scalars import ENCODERS, Decoder, Encoder, decode_scalar, encode_enum, is_scalar
 
 MAX_DEPTH = 100
+# Where an image's metadata has the skeletons of its objects, by their keys.
+SKELETON = "holdfast.skeleton"
 
 # How a type is treated. Mappings and sequences are walked, leaves are collected.
 # A wrapped tensor is one that is made of others: walked like a mapping of them.
@@ -311,3 +314,14 @@ def decode_key(key: Any, leaves: Leaves) -> Any:
     if isinstance(key, dict):
         return tuple(decode_key(part, leaves) for part in key["tuple"])
     return decode_scalar(key, leaves.decoders)
+
+
+def skeletons(metadata: Mapping[str, str], file: str) -> dict[str, Any]:
+    """The skeletons of the objects in an image, by their keys."""
+    try:
+        found = json.loads(metadata[SKELETON])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{file} has no readable skeleton: {error!r}") from error
+    if not isinstance(found, dict):
+        raise CorruptCheckpoint(f"{file} has a skeleton that is not an object")
+    return found

@@ -100,7 +100,7 @@ class HoldfastReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wants: list[_Want] = []
+        wants: list[_Range] = []
         objects: list[Callable[[], None]] = []
         for item in plan.items:
             place = self._places[item.storage_index]
@@ -167,7 +167,7 @@ class HoldfastReader(StorageReader):
 
 
 @dataclass
-class _Want:
+class _Range:
     """Bytes [start, stop) of `file`. `into` gives the memory for them when the first has come, `done` is
     called once when all have; neither is ever called from two threads at once."""
 
@@ -191,7 +191,7 @@ class _Want:
             self._memory = None
 
 
-def _read(store: Store, found: Found, wants: Sequence[_Want], spans: Spans, threads: int) -> int:
+def _read(store: Store, found: Found, wants: Sequence[_Range], spans: Spans, threads: int) -> int:
     """Fill everything wanted and return how many bytes were read for it.
 
     CorruptCheckpoint names the file, the chunk and, by `spans`, the tensors in it.
@@ -217,7 +217,7 @@ def _read(store: Store, found: Found, wants: Sequence[_Want], spans: Spans, thre
     return read_chunks(store, found, by_chunk, take, threads=threads, layouts=layouts, hint=hint)
 
 
-def _wanted_tensor(item: ReadItem, place: TensorPlace, planner: LoadPlanner) -> _Want:
+def _wanted_tensor(item: ReadItem, place: TensorPlace, planner: LoadPlanner) -> _Range:
     box = Region(tuple(item.storage_offsets), tuple(item.lengths))
     first, count = box.span_within(Region.whole(place.shape))
     nbytes = count * place.dtype.itemsize
@@ -246,11 +246,11 @@ def _wanted_tensor(item: ReadItem, place: TensorPlace, planner: LoadPlanner) -> 
             target.copy_(rows)
         planner.commit_tensor(item, target)
 
-    return _Want(place.file, start, start + nbytes, into, done)
+    return _Range(place.file, start, start + nbytes, into, done)
 
 
 def _wanted_object(
-    item: ReadItem, place: ObjectPlace, planner: LoadPlanner, wants: list[_Want]
+    item: ReadItem, place: ObjectPlace, planner: LoadPlanner, wants: list[_Range]
 ) -> Callable[[], None]:
     """Ask for the object's tensors, and return what hands it to the planner once they are there."""
     raws: list[tuple[dict[str, Any], torch.Tensor]] = []
@@ -259,7 +259,7 @@ def _wanted_object(
         nbytes = ITEM_BYTES[entry["code"]] * int(torch.Size(entry["dims"]).numel())
         raw = torch.empty(nbytes, dtype=torch.uint8)
         raws.append((entry, raw))
-        wants.append(_Want(place.file, entry["at"], entry["at"] + nbytes, lambda: raw, lambda: None))
+        wants.append(_Range(place.file, entry["at"], entry["at"] + nbytes, lambda: raw, lambda: None))
 
     inflate(place.node, place.values, ask, TORCH_LEAVES)
 

@@ -12,12 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from holdfast.checkpoints.find import Found
-from holdfast.contents.records import SKELETON
 from holdfast.format.checksum import ALGORITHM, CHUNK_BYTES, chunk_count, chunk_span, digest
 from holdfast.format.image import TensorSpec, plan_image
 from holdfast.format.manifest import FileRecord, Manifest
 from holdfast.format.names import of_rank
 from holdfast.format.rank_record import ImageHeader, RankRecord, record_name
+from holdfast.format.tree import SKELETON
 
 COLUMNS = 4
 
