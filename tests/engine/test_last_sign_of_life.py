@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine.last_step import LastStep, last_epoch, reached_before, with_last_sign
-from holdfast.engine.standing_still import standing_still
-from holdfast.engine.told_costs import told_costs
+from holdfast.engine.torch_resume import told_costs
+from holdfast.engine.torch_unheard import standing_still
 from holdfast.events import (
     AttemptEnded,
     Event,

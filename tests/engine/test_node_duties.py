@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.engine.node_protection import scheme_for
 from holdfast.engine.node_retention import tidy
-from holdfast.engine.node_rhythm import NodeRhythm
+from holdfast.engine.node_tiers import NodeRhythm
 from holdfast.errors import CorruptCheckpoint, SetupError
 from holdfast.events import CheckpointProtected, Event, ProtectFailed
 from holdfast.format.manifest import Manifest

@@ -23,14 +23,14 @@ from holdfast.engine.node_meeting import meet
 from holdfast.engine.node_mending import NodeMending
 from holdfast.engine.node_protection import Protection, scheme_for
 from holdfast.engine.node_retention import tidy
-from holdfast.engine.node_rhythm import NodeRhythm
 from holdfast.engine.tier_words import say_fallback
 from holdfast.engine.tiers_of_run import only_in_memory
 from holdfast.engine.together import Together, told_by_leader
 from holdfast.engine.writers import OnNodes, Writer
 from holdfast.errors import HoldfastError
-from holdfast.events import Emit
+from holdfast.events import CheckpointProtected, Emit, ProtectFailed
 from holdfast.format.manifest import Manifest
+from holdfast.redundancy.scheme import Scheme
 from holdfast.stores.base import Store
 from holdfast.stores.store import CheckpointStore
 from holdfast.tiers.ladder import Ladder
@@ -250,3 +250,44 @@ class NodeTiers:
             return {"copies": [], "protect": False}
         is_safe = newest in (self._rhythm.safe, self._rhythm.pending)
         return {"copies": self._copies.lacking(newest), "protect": not self._copies and not is_safe}
+
+
+# ---- Rank 0's part: which checkpoint the nodes protect next, and which they must not let go meanwhile.
+#
+# One at a time, until every node has done its share. A newer one does not call it off: where saves come
+# faster than protecting ends, none would ever be protected.
+
+
+class NodeRhythm:
+    def __init__(self, scheme: Scheme, clock: Clock) -> None:
+        self._scheme = scheme
+        self._clock = clock
+        self.emit: Emit = lambda event: None
+        # The newest that every node has done its share for, and the one that they are at.
+        self.safe: str | None = None
+        self.pending: str | None = None
+
+    def hear(self, said: Sequence[Mapping[str, Any]]) -> None:
+        """What the nodes said with a vote; ranks that act for no node say nothing."""
+        nodes = [one for one in said if "protected" in one]
+        common = set.intersection(*(set(one["protected"]) for one in nodes)) if nodes else set()
+        newest = max(common, default="")
+        if newest > (self.safe or ""):
+            self.safe = newest
+            self.emit(CheckpointProtected(time=self._clock.wall(), name=newest, scheme=str(self._scheme)))
+        for one in nodes:
+            for name, why in one["trouble"]:
+                self.emit(ProtectFailed(time=self._clock.wall(), name=name, node=one["node"], error=why))
+                if name == self.pending:
+                    self.pending = None
+        if self.pending in common or all(one["at"] != self.pending for one in nodes):
+            # Done by all; or a node never began, because it did not hear that the save had succeeded.
+            self.pending = None
+
+    @property
+    def wants_next(self) -> bool:
+        return self._scheme.kind != "single" and self.pending is None
+
+    @property
+    def spare(self) -> list[str]:
+        return [name for name in (self.safe, self.pending) if name is not None]

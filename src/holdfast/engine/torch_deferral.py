@@ -8,7 +8,9 @@ other object whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+import ctypes
+import weakref
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from holdfast.capture.torch_leaves import as_tensor
 from holdfast.capture.torch_plan import Part, Selected, StatePlan, part_of
 from holdfast.capture.torch_registry import Tracked
 from holdfast.errors import TornSnapshot
+from holdfast.staging.torch_stager import Snapshot
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,123 @@ def _has_form(tensor: torch.Tensor, form: tuple[Any, ...]) -> bool:
         and tensor.stride() == stride
         and tensor.device == device
     )
+
+
+# ---- Large tensors that no optimizer steps and that nothing changes between a boundary and the next step:
+# frozen weights, a teacher, an average of the weights that is updated right behind the optimizer.
+#
+# They are copied behind training like those that the fence protects, watched by their version and by a
+# sample of their bytes. A momentum encoder, which is moved by the forward pass, is never the same at the
+# next step as at the boundary and stays among those that are copied there.
+
+# Below this a copy at the boundary costs less than to think about it.
+WORTH_IT_BYTES = 64 << 10
+# Saves behind which it stayed as it was until the next step, or until the next save.
+_BELIEVED = 2
+_SPOTS = 8
+_SPOT_BYTES = 16
+
+
+@dataclass
+class _Seen:
+    tensor: weakref.ref[torch.Tensor]
+    held: weakref.ref[torch.Tensor]
+    note: tuple[Any, ...]
+    times: int = 0
+    # Whether it was the same when the next optimizer step began; None while none has.
+    stayed: bool | None = None
+
+
+class Quiet:
+    """Used by the training thread only."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._awaits_step = False
+
+    def step_begins(self) -> None:
+        """The fence: the first step behind a save. Costs nothing at others."""
+        if not self._awaits_step:
+            return
+        self._awaits_step = False
+        for one in self._seen.values():
+            counter, tensor = one.tensor(), one.held()
+            if counter is None or tensor is None or not one.note:
+                continue
+            if one.times >= _BELIEVED:
+                # The snapshot itself compares the bytes.
+                one.stayed = one.note[:2] == (tensor._version, counter._version)
+            else:
+                one.stayed = one.note == _note(tensor, counter)
+
+    def look(
+        self, tensors: Sequence[torch.Tensor], counters: Mapping[int, torch.Tensor], among: Iterable[int]
+    ) -> bool:
+        """Compare those `among` the tensors with the last save. Whether others are quiet now than before."""
+        before = self.ids()
+        seen: dict[int, _Seen] = {}
+        for i in among:
+            tensor = tensors[i]
+            counter = counters.get(i, tensor)
+            note = _note(tensor, counter)
+            last = self._seen.get(id(counter))
+            times = 0
+            if note and last is not None and last.tensor() is counter:
+                stayed = last.note == note if last.stayed is None else last.stayed
+                times = last.times + 1 if stayed else 0
+            seen[id(counter)] = _Seen(weakref.ref(counter), weakref.ref(tensor), note, times)
+        self._seen, self._awaits_step = seen, bool(seen)
+        return self.ids() != before
+
+    def ids(self) -> set[int]:
+        return {
+            ident for ident, one in self._seen.items() if one.times >= _BELIEVED and one.tensor() is not None
+        }
+
+
+def _note(tensor: torch.Tensor, counter: torch.Tensor) -> tuple[Any, ...]:
+    """Empty for one whose bytes cannot be sampled: it is never quiet."""
+    if tensor.is_inference() or counter.is_inference() or tensor.is_conj() or tensor.is_neg():
+        return ()
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        return ()
+    start, last = tensor.data_ptr(), tensor.nbytes - _SPOT_BYTES
+    spots = (ctypes.string_at(start + last * k // (_SPOTS - 1), _SPOT_BYTES) for k in range(_SPOTS))
+    return tensor._version, counter._version, start, *spots
+
+
+# ---- What torn snapshots teach: a tensor that changed behind the boundary once will do so again.
+#
+# An embedding with max_norm is clipped in every forward pass: copied late, it would tear every save. It
+# is copied at the boundary from then on. Weights that were swapped as a whole, for a validation, must do
+# so twice.
+
+_MOST = 0.5
+
+
+class Tears:
+    """Used by the training thread only."""
+
+    def __init__(self) -> None:
+        self._watched: list[Snapshot] = []
+        self._torn: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._mass_tears = 0
+
+    def watch(self, snapshot: Snapshot) -> None:
+        self._watched.append(snapshot)
+
+    def learn(self) -> bool:
+        """Look at what has ended. Whether something tore that had not torn before."""
+        ended = [s for s in self._watched if s.wait(0)]
+        self._watched = [s for s in self._watched if s not in ended]
+        before = len(self._torn)
+        for snapshot in ended:
+            self._mass_tears += snapshot.torn_share > _MOST
+            if snapshot.torn_share <= _MOST or self._mass_tears > 1:
+                self._torn.update({id(t): weakref.ref(t) for t in snapshot.torn})
+            snapshot.torn = []
+        return len(self._torn) > before
+
+    def torn_ids(self) -> set[int]:
+        """Those that still exist: the id of one that is gone may belong to another by now."""
+        return {ident for ident, reference in self._torn.items() if reference() is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from holdfast.capture.torch_registry import Tracked
 from holdfast.checkpoints.find import Found
@@ -15,13 +16,22 @@ from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.tiers_of_run import Tiers
 from holdfast.engine.together import Together, told_by_leader
-from holdfast.engine.told_costs import told_costs
 from holdfast.engine.torch_restorer import Resumed, restore_newest
 from holdfast.engine.torch_setting import setting_key
 from holdfast.errors import NoValidCheckpoint
-from holdfast.events import CheckpointRejected, Emit, Event, Restored
+from holdfast.events import (
+    CheckpointRejected,
+    Emit,
+    Event,
+    Progress,
+    Restored,
+    RunStarted,
+    SaveCommitted,
+    SnapshotTaken,
+)
 from holdfast.format.manifest import Parent
 from holdfast.policy.debt import DebtPolicy
+from holdfast.policy.profile import Profile
 from holdfast.stores.store import CheckpointStore
 
 
@@ -104,3 +114,46 @@ def resume(
         )
     )
     return resumed, found.as_parent
+
+
+# ---- What a save costs here, from the journal: for a process whose checkpoint was taken before that was
+# known.
+#
+# A checkpoint carries what was measured before it. One that was the first of its process knows nothing,
+# and where every process dies soon after its first save, none would ever know more.
+
+# Of the size of the state: what is further off was another training's.
+ALIKE = 0.1
+
+
+def told_costs(events: Sequence[Event], host: str, state_bytes: int) -> Profile | None:
+    """Medians of the saves that this host made of a state of this size; the first of each process only where
+    there is no other, because it allocates what the others use."""
+    cold: list[tuple[float, float]] = []
+    warm: list[tuple[float, float]] = []
+    steps: list[float] = []
+    here, stall, saved = False, 0.0, 0
+    for event in events:
+        if isinstance(event, RunStarted):
+            here, saved = event.host == host, 0
+        elif not here:
+            continue
+        elif isinstance(event, Progress):
+            steps.append(event.step_seconds)
+        elif isinstance(event, SnapshotTaken):
+            stall = event.stall_seconds
+        elif isinstance(event, SaveCommitted) and abs(event.bytes - state_bytes) <= ALIKE * state_bytes:
+            (warm if saved else cold).append((stall, event.persist_seconds))
+            saved += 1
+    known = warm or cold
+    if not known:
+        return None
+    stalled = median(one[0] for one in known)
+    return Profile(
+        step_seconds=median(steps) if steps else None,
+        stall_seconds=stalled,
+        cost_seconds=stalled,
+        persist_seconds=median(one[1] for one in known),
+        state_bytes=state_bytes,
+        saves=2 if warm else 1,
+    )

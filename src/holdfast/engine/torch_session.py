@@ -30,7 +30,6 @@ from holdfast.engine.reported import Reported
 from holdfast.engine.run_state import RunState
 from holdfast.engine.settings import Settings
 from holdfast.engine.signs_of_life import SignsOfLife
-from holdfast.engine.standing_still import standing_still
 from holdfast.engine.stopping import SAYS_NOT_FINITE, Stopped, Stopping
 from holdfast.engine.telemetry import Telemetry
 from holdfast.engine.tiers_of_run import Tiers
@@ -42,7 +41,7 @@ from holdfast.engine.torch_saver import Saver
 from holdfast.engine.torch_saving import Saves
 from holdfast.engine.torch_snapshots import Snapshots
 from holdfast.engine.torch_steppers import Steppers
-from holdfast.engine.torch_unheard import Unheard
+from holdfast.engine.torch_unheard import Unheard, standing_still
 from holdfast.engine.torch_weight_watch import WeightWatch
 from holdfast.engine.writers import writer_for
 from holdfast.errors import HoldfastError, SaveError, SetupError, StoreUnavailable

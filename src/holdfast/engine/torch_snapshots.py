@@ -19,9 +19,7 @@ from holdfast.checkpoints.rank_claims import RankClaims
 from holdfast.clock import Clock
 from holdfast.engine.background import Worker
 from holdfast.engine.settings import Settings
-from holdfast.engine.torch_deferral import Deferral, Held
-from holdfast.engine.torch_quiet import WORTH_IT_BYTES, Quiet
-from holdfast.engine.torch_tears import Tears
+from holdfast.engine.torch_deferral import WORTH_IT_BYTES, Deferral, Held, Quiet, Tears
 from holdfast.errors import SaveError
 from holdfast.format.checksum import CHUNK_BYTES, RunningDigest
 from holdfast.staging.copy_choice import CopyChoice, Mode

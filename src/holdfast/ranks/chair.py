@@ -6,14 +6,13 @@ import json
 import logging
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.ranks.boundary import Agreed, Boundary
-from holdfast.ranks.lead import Lead
 from holdfast.ranks.mail import Letter, answer_key, send_to_all
 from holdfast.ranks.team import Team, rank_list
 
@@ -154,3 +153,29 @@ class Chair:
     def _send(self, letter: Letter) -> None:
         send_to_all(self._store, self._world, self._letters, replace(letter, silent=self.silent))
         self._letters += 1
+
+
+# ---- How many steps ahead a boundary must be announced so that every rank hears of it in time.
+
+# So often in a row must half of the lead have been to spare before some of it is given back.
+CALM = 8
+
+
+class Lead:
+    """Starts at one step: ranks that wait for each other in every step are never further apart."""
+
+    def __init__(self) -> None:
+        self.steps = 1
+        self._calm = 0
+
+    def learn(self, proposed_at: int, ranks_at: Sequence[int]) -> None:
+        """Where the other ranks were when they heard what rank 0 had proposed at the step `proposed_at`."""
+        ahead = max(ranks_at, default=proposed_at) - proposed_at
+        if ahead >= self.steps:
+            self.steps, self._calm = 2 * ahead, 0
+        elif 2 * ahead <= self.steps:
+            self._calm += 1
+            if self._calm >= CALM and self.steps > 1:
+                self.steps, self._calm = self.steps - max(1, self.steps // 4), 0
+        else:
+            self._calm = 0

@@ -13,8 +13,7 @@ from holdfast.errors import SetupError
 from holdfast.ranks.join import Place, join
 from holdfast.ranks.launcher import ALONE, launched
 from holdfast.ranks.team import Team
-from holdfast.ranks.torch_own_store import over_tcp
-from holdfast.ranks.torch_store import TorchRankStore
+from holdfast.ranks.torch_store import TorchRankStore, over_tcp
 
 _NOT_INITIALISED = "and torch.distributed is not initialised"
 
