@@ -84,7 +84,10 @@ class FullAtTheEnd(CheckpointStore):
 
 
 def test_what_one_node_cannot_settle_no_node_keeps(tmp_path: Path) -> None:
-    stores = [node_store(tmp_path / "n0", uuid=IDENTITY), FullAtTheEnd(tmp_path / "n1", uuid=IDENTITY)]
+    stores = [
+        node_store(tmp_path / "n0", uuid=IDENTITY),
+        FullAtTheEnd(tmp_path / "n1", uuid=IDENTITY, one_writer=False),
+    ]
 
     def part(team: Team, ballot: Ballot) -> Any:
         mine = NodeSave(stores[team.rank], True, {}, lambda name, said: {})
