@@ -79,11 +79,11 @@ def test_ranks_that_agree_commit_everybodys_files(save: Save, tmp_path: Path) ->
 class FullAtTheEnd(CheckpointStore):
     """Room for the files, none for the manifest."""
 
-    def settle(self, name: str, manifest: bytes) -> None:
-        raise StoreFull(f"no room to settle {name}")
+    def publish(self, name: str, manifest: bytes) -> None:
+        raise StoreFull(f"no room to publish {name}")
 
 
-def test_what_one_node_cannot_settle_no_node_keeps(tmp_path: Path) -> None:
+def test_what_one_node_cannot_publish_no_node_keeps(tmp_path: Path) -> None:
     stores = [
         node_store(tmp_path / "n0", uuid=IDENTITY),
         FullAtTheEnd(tmp_path / "n1", uuid=IDENTITY, one_writer=False),
