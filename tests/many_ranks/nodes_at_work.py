@@ -278,11 +278,11 @@ def scenario_killed(
 # Where one rank is killed: who owns the call, its name, which of its calls during that save, and the steps
 # that a restart may then find.
 PHASES: dict[str, tuple[Any, str, int, set[int]]] = {
-    "write": (CheckpointStore, "put", 1, {1}),
+    "write": (CheckpointStore, "write", 1, {1}),
     "first vote": (Ballot, "vote", 1, {1}),
     "first count": (Ballot, "count", 1, {1}),
     "show": (Ballot, "open", 2, {1}),
-    "settle": (CheckpointStore, "settle", 1, {1, 2}),
+    "publish": (CheckpointStore, "publish", 1, {1, 2}),
     "second vote": (Ballot, "vote", 2, {1, 2}),
     "second count": (Ballot, "count", 2, {1, 2}),
     "announce": (Ballot, "announce", 1, {2}),

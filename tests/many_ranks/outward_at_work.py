@@ -21,7 +21,7 @@ from nodes_at_work import on_node, protected, steps_in
 from ranks_at_work import Training, in_ranks
 
 import holdfast
-from holdfast.engine import node_protection
+from holdfast.engine import node_protection, together
 from holdfast.engine.node_copies import NodeCopies
 from holdfast.engine.node_tiers import NodeTiers
 from holdfast.events import Event, FlushFailed
@@ -30,7 +30,7 @@ from holdfast.stores.journal import read_events
 from holdfast.stores.posix import PosixIO
 from holdfast.stores.store import CheckpointStore
 from holdfast.testing.forwarding_io import ForwardingIO
-from holdfast.tiers import flusher, target
+from holdfast.tiers import flusher
 
 PATIENCE = 60.0
 
@@ -68,8 +68,8 @@ class Rank:
             def __init__(self, where: str, **more: Any) -> None:
                 super().__init__(where, io=disk, **more)
 
-        # What copies are written through, and nothing else.
-        target.CheckpointStore = OnSharedDisk  # type: ignore[misc]
+        # The run's own folder, which gets copies and nothing else.
+        together.CheckpointStore = OnSharedDisk  # type: ignore[misc]
         flusher._FIRST_RETRY = 0.1
         self.said: list[str] = []
         listener = logging.Handler()

@@ -134,9 +134,9 @@ def test_killed_at_random_instants_it_ends_as_if_nothing_had_happened(
     assert all(read["run"] == 0 for read in found["restored"])
 
 
-FIRST = ("write", "first vote", "first count", "show", "settle", "second vote", "second count", "announce")
-OTHERS = ("write", "first vote", "settle", "second vote", "outcome")
-SLICE = {("settle", 2)}
+FIRST = ("write", "first vote", "first count", "show", "publish", "second vote", "second count", "announce")
+OTHERS = ("write", "first vote", "publish", "second vote", "outcome")
+SLICE = {("publish", 2)}
 
 
 @pytest.mark.parametrize(
