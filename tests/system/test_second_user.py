@@ -1,7 +1,6 @@
 """A second user of the same machine, with a uid of its own: it reads nothing that is private, plants nothing,
 and where it is in the way, a clear message says so."""
 
-import contextlib
 import logging
 import os
 import shutil
@@ -21,7 +20,7 @@ from holdfast.errors import StoreDenied
 from holdfast.keeper.meeting import Meeting
 from holdfast.stores.shared_secret import agree_on_secret
 from holdfast.stores.store import CheckpointStore
-from holdfast.tiers.memory_folder import default_root, memory_folders
+from holdfast.tiers.memory_folder import memory_folders
 from holdfast.tiers.node_places import nodes_here, open_node_store
 from holdfast.tiers.opening import open_tier, readable_tiers
 from holdfast.tiers.words import parse_tiers
@@ -106,40 +105,26 @@ def test_a_planted_memory_folder_is_not_read_and_keeps_nobody_from_training(
 
 
 @pytest.mark.parametrize("what", ["folder", "file", "link", "closed folder"])
-def test_a_supervisor_starts_whatever_lies_in_its_place_in_memory(tmp_path: Path, what: str) -> None:
-    place, aside = Path(default_root()), Path(f"{default_root()}.{uuid.uuid4()}")
-    with contextlib.suppress(FileNotFoundError):
-        place.rename(aside)
-
+def test_a_supervisor_starts_whatever_lies_in_its_place_in_memory(
+    memory_root: Path, tmp_path: Path, what: str
+) -> None:
     def plant() -> None:
         if what == "file":
-            place.write_text("x")
+            memory_root.write_text("x")
         elif what == "link":
-            place.symlink_to("/etc")
+            memory_root.symlink_to("/etc")
         else:
-            place.mkdir(mode=0o700 if what == "closed folder" else 0o777)
+            memory_root.mkdir(mode=0o700 if what == "closed folder" else 0o777)
 
     assert as_stranger(plant)
-    try:
-        command = [
-            sys.executable,
-            "-m",
-            "holdfast.cli.main",
-            "run",
-            "--run",
-            str(tmp_path / "run"),
-            "--",
-            "true",
-        ]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert ended.returncode == 0, ended.stderr
-    finally:
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
-        else:
-            place.unlink()
-        with contextlib.suppress(FileNotFoundError):
-            aside.rename(place)
+    code = (
+        "import sys; from holdfast.tiers import memory_folder;"
+        f"memory_folder.SHM = {str(memory_root.parent)!r};"
+        f"from holdfast.cli.main import main; sys.exit(main(['run', '--run', {str(tmp_path / 'run')!r},"
+        " '--', 'true']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_run_planted_in_a_folder_open_to_all_is_refused(
