@@ -13,6 +13,7 @@ from holdfast.checkpoints.find import committed
 from holdfast.checkpoints.retain import Ledger, Retention, prune
 from holdfast.checkpoints.verify import verify
 from holdfast.errors import NoValidCheckpoint, StoreError
+from holdfast.format.names import DEAD
 from holdfast.format.sealed import check_seal
 from holdfast.stores.io import StoreIO
 from holdfast.stores.store import CheckpointStore
@@ -160,6 +161,25 @@ def test_no_power_cut_after_a_process_death_breaks_a_promise(shard: int) -> None
         assert broken == [], f"the first process died at call {survived + 1}"
         states += count
     assert states > 10_000
+
+
+class DiesWithTheTombstone(CrashingIO):
+    """Dies as soon as the first checkpoint is uncommitted, before anything makes that durable."""
+
+    def rename(self, directory: int, old: str, new: str) -> None:
+        super().rename(directory, old, new)
+        if new == DEAD:
+            self._survived = self.calls
+
+
+def test_who_clears_up_after_a_dead_pruner_makes_its_tombstone_durable_first() -> None:
+    memory = MemoryIO()
+    recorder = RecordingIO(memory)
+    with pytest.raises(SimulatedCrash):
+        run(recorder, saves=3, through=DiesWithTheTombstone(recorder, 10**9))
+    memory.process_died()
+    run(recorder, saves=1)
+    assert violations(recorder, stop_at_first=False)[2] == []
 
 
 PLACE = "ckpt/<name>"

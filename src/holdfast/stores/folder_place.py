@@ -265,10 +265,7 @@ class FolderPlace(FolderRecords):
 
     def bury(self, name: str) -> None:
         with self._folders.inside(CKPT, name, doing="retire") as place:
-            # Uncommit before the first byte goes: a crash in between must not leave a manifest that
-            # vouches for missing data.
             self._io.rename(place, MANIFEST, DEAD)
-            self._io.fsync_directory(place)
 
     def clear(self, name: str) -> None:
         self._leave(name)
@@ -296,6 +293,11 @@ class FolderPlace(FolderRecords):
             names = self._io.list_names(place)
             if is_committed(names) and not folder.endswith(LEAVING):
                 raise InternalError(f"{folder} in {self.where} is committed and cannot be abandoned")
+            if DEAD in names:
+                # Uncommitted for good before the first byte goes: a power cut must not leave a manifest that
+                # vouches for missing data. Here and not in `bury`: who made the tombstone may have died
+                # before it was durable, and this be its heir.
+                self._io.fsync_directory(place)
             emptied = self._remove_our_files(place, names)
         if emptied:
             self._remove_if_empty(ckpt, folder)

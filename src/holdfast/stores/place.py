@@ -134,7 +134,7 @@ class Place(Protocol):
         ...
 
     def bury(self, name: str) -> None:
-        """Uncommit, durably. StoreNotFound if it is not committed."""
+        """Uncommit. StoreNotFound if it is not committed. Durable once `clear` removes anything."""
         ...
 
     def clear(self, name: str) -> None:
