@@ -5,6 +5,7 @@ checks must notice, or the check (or the fsync) is worth nothing.
 """
 
 import os
+from collections.abc import Callable
 
 import pytest
 from forgetful_io import ForgetfulIO
@@ -145,7 +146,9 @@ SHARDS = 16 if TORTURE else 1
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_no_power_cut_after_a_process_death_breaks_a_promise(shard: int) -> None:
+def test_no_power_cut_after_a_process_death_breaks_a_promise(
+    shard: int, counted: Callable[[str, int, str, int], None]
+) -> None:
     """A process dies at any call; its heir goes on in what it left; then the power fails at any point."""
     untouched = CrashingIO(MemoryIO(), 10**9)
     run(RecordingIO(untouched), saves=3)
@@ -161,6 +164,7 @@ def test_no_power_cut_after_a_process_death_breaks_a_promise(shard: int) -> None
         assert broken == [], f"the first process died at call {survived + 1}"
         states += count
     assert states > 10_000
+    counted("crash states: a process dies at any call, then the power fails", states, "broken promises", 0)
 
 
 class DiesWithTheTombstone(CrashingIO):
