@@ -47,7 +47,7 @@ def said_by() -> str:
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
     day = datetime.datetime.now(datetime.UTC).date()
-    machine = f"{os.cpu_count()} cores, Linux {os.uname().release}"
+    machine = f"{os.cpu_count()} cores, Linux {os.uname().release.partition('-')[0]}"
     return f"`make torture`, {day}, commit {commit or 'unknown'}, {machine}"
 
 
